@@ -32,7 +32,14 @@ K8S_NEW        = $(or $(K8S_RUN),k8s-demo-$$(date +%m%d-%H%M%S))
 K8S_NAME       = $(or $(K8S_RUN),$$(cat $(K8S_LAST)))
 K8S_HAS_NAME   = $(if $(K8S_RUN),,@test -s $(K8S_LAST) || { echo "No run yet. Run make k8s-train, or set K8S_RUN=name." >&2; exit 64; })
 
-.PHONY: help setup setup-train train train-ddp test test-slow test-gpu lint format bench wheels constraints e2e e2e-full clean
+# make release: IMAGES= builds none; the arguments name the package index that has the torch build of a variant.
+IMAGES         ?= cpu
+IMAGE_BUILD    ?= docker build -t {tag} -f {dockerfile} {context}
+CPU_ARGUMENTS  ?=
+CUDA_ARGUMENTS ?=
+RELEASE_DIR    ?= dist/release
+
+.PHONY: help setup setup-train train train-ddp test test-slow test-gpu lint format bench wheels release constraints e2e e2e-full clean
 .PHONY: k8s-cluster k8s-build k8s-train k8s-logs k8s-clean k8s-cluster-delete k8s-full
 
 help:  ## list the targets
@@ -57,11 +64,13 @@ test -x $(BIN)/python || $(CREATE)
 endef
 
 $(TRAIN_STAMP): pyproject.toml constraints.txt
+	@echo "Installing llmtrain and what training needs into $(VENV): 1.1 GB with the CPU build of torch, several GB with CUDA."
 	$(CREATE_VENV)
 	$(INSTALL) -e .
 	touch $@
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo "Installing llmtrain with all extras into $(VENV): 2.2 GB with the CPU build of torch. This takes some minutes."
 	$(CREATE_VENV)
 	$(INSTALL) -e '.[$(EXTRAS)]'
 	touch $(TRAIN_STAMP) $@
@@ -102,12 +111,13 @@ k8s-full: setup  ## k8s-cluster, k8s-build, k8s-train and k8s-logs
 	$(MAKE) k8s-train
 	$(MAKE) k8s-logs
 
-# Three workers also on two cores: many tests wait for other processes.
+# Four workers also on two cores: many tests wait for other processes. worksteal: neighbors stay together, and share the
+# fixtures of their module.
 test: setup  ## run the tests, except slow ones
-	$(BIN)/python -m pytest -n 3 -m "not slow" --durations 20 --ignore tests/end_to_end
+	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow" --durations 20 --ignore tests/end_to_end
 
 test-slow: setup  ## run the slow tests: real text, long fault sweeps
-	$(BIN)/python -m pytest -n 2 -m slow --timeout 600 --durations 20 --ignore tests/end_to_end
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow --timeout 600 --durations 20 --ignore tests/end_to_end
 
 test-gpu: setup  ## run the tests that need a GPU (one of them needs pip install '.[qlora]')
 	$(BIN)/python -m pytest tests/gpu -rs --timeout 600 --durations 10
@@ -132,6 +142,10 @@ bench: setup  ## run the benchmarks; needs ../shared/data
 
 wheels: setup  ## build the wheels of llmtrain and llmtrain-client (the commands without torch) in dist/
 	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist . ./client
+
+release: setup  ## build and check both wheels, the sdist, images (IMAGES="cpu cuda"), notes and checksums in dist/release/
+	$(BIN)/python tools/release.py --to $(RELEASE_DIR) --images $(IMAGES) --image-build "$(IMAGE_BUILD)" \
+	  --image-arguments "cpu=$(CPU_ARGUMENTS)" --image-arguments "cuda=$(CUDA_ARGUMENTS)"
 
 constraints: setup  ## regenerate constraints.txt (and uv's copy in pyproject.toml)
 	$(BIN)/python tools/constraints.py

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llmtrain.models.numerics import LATEST
+from llmtrain.compat.numerics import LATEST
 
 LLAMA_1B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -92,8 +92,9 @@ class Shape:
 
 def make_batches(shape: Shape, count: int) -> list[Any]:
     """Packed examples of 50 to 950 tokens (on the CPU shorter ones), all with loss on most of their tokens."""
-    from llmtrain.data.batches import IGNORE_INDEX, Batch
-    from llmtrain.data.examples.packing import pack
+    from llmtrain.core.targets import IGNORE_INDEX
+    from llmtrain.data.batches import Batch
+    from llmtrain.data.examples.example_batches import pack
 
     generator = np.random.default_rng(1)
     longest = min(950, shape.length // 2)
@@ -125,11 +126,10 @@ def make_batches(shape: Shape, count: int) -> list[Any]:
 
 def build(variant: Variant, shape: Shape, directory: Path) -> tuple[Any, Any]:
     """The adapter and the module, initialized on the device."""
+    from llmtrain.compat.numerics import Numerics
     from llmtrain.config.model import HfCausalLmSection, LoraSection
-    from llmtrain.models import losses
     from llmtrain.models.compute_dtype import compute_in
     from llmtrain.models.hf import causal_lm
-    from llmtrain.models.numerics import Numerics
 
     (directory / "config.json").write_text(json.dumps(shape.config))
     lora = LoraSection() if variant.has_lora else None
@@ -154,7 +154,6 @@ def build(variant: Variant, shape: Shape, directory: Path) -> tuple[Any, Any]:
     adapter.probe(module)
     assert module.has_linear_head
     assert adapter.separates_packed_examples(module)
-    losses.compile_chunks()
     return adapter, module
 
 
@@ -164,20 +163,21 @@ def make_step(variant: Variant, shape: Shape, directory: Path) -> Callable[[int,
     from llmtrain.config.trainer import TrainerSection
     from llmtrain.distributed.parallel import ParallelModel
     from llmtrain.distributed.world import World
-    from llmtrain.training.model import ModelHandle
-    from llmtrain.training.optim import build_optimizer
+    from llmtrain.training.model_handle import ModelHandle
+    from llmtrain.training.optimizer import build_adamw
     from llmtrain.training.step import Stepper, TokenCounts
 
     adapter, module = build(variant, shape, directory)
     loss_function = adapter.compiled_loss(module, by_block=True)
     if variant.recomputes is not None:
         torch._functorch.config.ban_recompute_materialized_backward = not variant.recomputes
-    optimizer = build_optimizer(module, TrainerSection(max_steps=100, lr=1e-5))
+    config = TrainerSection(max_steps=100, lr=1e-5, max_grad_norm=1.0, schedule="constant")
+    optimizer = build_adamw(module, config)
     handle = ModelHandle(adapter, module, ParallelModel(module), loss_function, nullcontext)
-    stepper = Stepper(handle, optimizer, World(device=shape.device), 1, 1.0, lambda: None)
+    stepper = Stepper(handle, optimizer, World(device=shape.device), 1, config, lambda: None)
 
     def step(number: int, batch: Any) -> Any:
-        return stepper.train_step(number, 1e-5, [batch], 0, TokenCounts(batch.target_count, batch.token_count))
+        return stepper.train_step(number, [batch], 0, TokenCounts(batch.target_count, batch.token_count))
 
     return step
 

@@ -16,7 +16,7 @@ from llmtrain.config.model import GptSection, ModernGptSection
 from llmtrain.config.sizes import SIZES, default_heads
 from llmtrain.models.base import ModelAdapter
 from llmtrain.models.gpt.adapter import GPTAdapter
-from llmtrain.training.sample import Sampling, sample_ids
+from llmtrain.training.text_generation import Sampling, sample_ids
 
 PROMPT = list(range(1, 17))
 

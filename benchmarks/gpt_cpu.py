@@ -84,7 +84,7 @@ def run_hugging_face(shape: Shape, batches: WindowBatches, steps: int, directory
 
 def run_llmtrain(config: Config) -> float:
     # tokens_per_second excludes the first step; torch is warm on both sides by then.
-    return float(run_training(config)["tokens_per_second"])
+    return run_training(config).tokens_per_second
 
 
 def compare(name: str, shape: Shape, rounds: int, steps: int, threads: int) -> float:

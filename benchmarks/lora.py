@@ -39,8 +39,7 @@ def run_llmtrain(model: str, rows: str, directory: str) -> dict[str, float]:
     sets += [f"trainer.lr={LR}", "trainer.warmup_steps=0", f"run.threads={THREADS}", f"run.seed={SEED}"]
     sets += [f"output.root_dir={directory}", "logging.level=ERROR"]
     result = run_training(load_config("lora_instruct", sets))
-    assert result is not None
-    return {"tokens_per_second": result["tokens_per_second"], "loss": result["final_train_loss"]}
+    return {"tokens_per_second": result.tokens_per_second, "loss": result.final_train_loss}
 
 
 def run_peft(model: str, rows: str, directory: str) -> dict[str, float]:
@@ -201,10 +200,9 @@ def on_h200(steps: int, packed: bool) -> None:
         sets += ["trainer.eval_batches=1", "trainer.eval_every_steps=null", "trainer.save_every_steps=null"]
         sets += ["trainer.warmup_steps=1"]
         result = run_training(load_config("lora_llama_1b", sets))
-    assert result is not None
-    speed, memory = result["tokens_per_second"], result["peak_memory_bytes"] / 1e9
+    speed, memory = result.tokens_per_second, result.values["peak_memory_bytes"] / 1e9
     label = "llmtrain, packed examples" if packed else "llmtrain"
-    print(f"{label}: {speed:,.0f} tokens/s, {memory:.1f} GB, {result['mfu']:.1%} of the GPU's peak")
+    print(f"{label}: {speed:,.0f} tokens/s, {memory:.1f} GB, {result.values['mfu']:.1%} of the GPU's peak")
     for name, (tokens, gigabytes) in RECORDED_ON_H200.items():
         print(f"  {speed / tokens:.2f} x the tokens/s and {memory / gigabytes:.2f} x the memory of {name}")
 

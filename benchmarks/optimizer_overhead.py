@@ -20,11 +20,14 @@ from llmtrain.config.trainer import TrainerSection
 from llmtrain.distributed.world import World
 from llmtrain.models.base import block_matrices
 from llmtrain.models.gpt.adapter import GPTAdapter
-from llmtrain.training import newton_schulz, optim
-from llmtrain.training.muon import build_muon
+from llmtrain.training import newton_schulz
+from llmtrain.training.optimizer import build_adamw, build_muon
+from llmtrain.training.schedule import set_schedule
 
 SIZES = {"124m": (12, 768, 12), "350m": (24, 1024, 16)}
 VOCABULARY = 50257
+TINY = TrainerSection(lr=1e-6, schedule="constant", momentum=0.95, momentum_warmup_steps=250)
+"""Steps that hardly change the weights."""
 
 
 def timed(device: torch.device, steps: int, body: Callable[[], None]) -> float:
@@ -52,7 +55,7 @@ def build(size: str, device: torch.device) -> tuple[GPTAdapter, nn.Module]:
 
 def optimizer_of(name: str, adapter: GPTAdapter, module: nn.Module, device: torch.device) -> torch.optim.Optimizer:
     if name == "adamw":
-        return optim.build_optimizer(module, TrainerSection())
+        return build_adamw(module, TrainerSection())
     config = TrainerSection(optimizer="muon", compile=device.type == "cuda")  # then with our kernel
     return build_muon(adapter, module, config, World(device=device), batched=device.type != "cpu")
 
@@ -73,7 +76,7 @@ def time_steps(
             total = loss(module, inputs, targets, None) / (batch * length)
         total.backward()
         nn.utils.clip_grad_norm_(module.parameters(), 1.0, foreach=True)
-        optim.set_schedule(optimizer, 0, 1e-6)
+        set_schedule(optimizer, 0, TINY)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -95,7 +98,7 @@ def time_optimizers(
         name: optimizer_of(name, adapter, module, device).step for name in ("adamw", "muon")
     }
     for optimizer in (bodies[name].__self__ for name in bodies):  # type: ignore[attr-defined]
-        optim.set_schedule(optimizer, 0, 1e-6)
+        set_schedule(optimizer, 0, TINY)
     sections = adapter.matrix_sections(module)
     pieces = [
         piece

@@ -16,13 +16,13 @@ import torch
 from llmtrain.checkpoint.saver import Saver
 from llmtrain.checkpoint.state import model_tensors, optimizer_tensors
 from llmtrain.checkpoint.store import CheckpointRequest, CheckpointStore
+from llmtrain.compat.numerics import Numerics
 from llmtrain.config.load import load_config
 from llmtrain.config.model import GptSection
 from llmtrain.distributed.world import World
 from llmtrain.models.gpt.model import GPT
-from llmtrain.models.numerics import Numerics
 from llmtrain.runs.lock import NullLock
-from llmtrain.training.optim import build_optimizer
+from llmtrain.training.optimizer import build_adamw
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rounds = arguments.rounds
     module = GPT(GptSection(d_model=arguments.d_model, n_layers=8, n_heads=8, block_size=256), 8192, Numerics())
-    optimizer = build_optimizer(module, load_config("gpt_smoke").trainer)
+    optimizer = build_adamw(module, load_config("gpt_smoke").trainer)
     module(torch.zeros(1, 8, dtype=torch.int64)).sum().backward()
     optimizer.step()
     seconds: dict[str, list[float]] = {"torch.save": [], "synchronous": [], "asynchronous": []}

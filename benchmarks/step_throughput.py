@@ -21,8 +21,9 @@ from typing import Any
 import torch
 import torch._functorch.config
 
+from llmtrain.compat.numerics import Numerics
 from llmtrain.config.load import load_config
-from llmtrain.models import base, numerics
+from llmtrain.models import base
 from llmtrain.training import run
 
 TINY = ["run.device=cpu", "run.threads=1", "model.n_layers=2", "model.d_model=32", "model.n_heads=2"]
@@ -30,11 +31,11 @@ TINY += ["model.block_size=16", "data.tokenizer=byte", "trainer.compile=false", 
 
 
 def version(number: int) -> None:
-    run.recorded_numerics = lambda _: numerics.Numerics(number)
+    run.recorded_numerics = lambda _: Numerics(number)
 
 
 def all_logits() -> None:
-    numerics.Numerics.chunks_gpt_loss = property(lambda _: False)  # type: ignore[assignment]
+    Numerics.chunks_gpt_loss = property(lambda _: False)  # type: ignore[assignment]
 
 
 def cuda_graphs() -> None:
@@ -67,7 +68,7 @@ def train(name: str, settings: list[str]) -> dict[str, Any]:
     if change:
         change()
     config = load_config("gpt2_124m", [*settings, *more, "logging.level=WARNING"])
-    return run.run_training(config)
+    return run.run_training(config).as_dict()
 
 
 def train_apart(name: str, settings: list[str]) -> dict[str, Any] | None:

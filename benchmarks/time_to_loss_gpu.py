@@ -34,9 +34,9 @@ from torch import nn
 from llmtrain import metrics
 from llmtrain.config.load import load_config
 from llmtrain.config.schema import Config
+from llmtrain.core.svg import Curve, curve_svg
 from llmtrain.distributed.world import World
-from llmtrain.svg import Curve, curve_svg
-from llmtrain.training.build import Components, build_components
+from llmtrain.training.components import Components, build_components
 from llmtrain.training.run import run_training
 
 CORPUS_FILE_BYTES = 8 << 20
@@ -177,11 +177,11 @@ def run_recipe(config: Config) -> dict[str, Any]:
     device = torch.device(DEVICE)
     reset_memory(device)
     result = run_training(config)
-    tokens = result["steps"] * config.trainer.micro_batch_size * config.model.block_size
-    seconds = tokens / result["tokens_per_second"]
-    row = measured(result["final_val_loss"], tokens, seconds, time.perf_counter() - started, device)
-    rows = [row for row in metrics(result["run_dir"]) if "train/loss" in row]
-    return row | {"curve": [[row["step"] / result["steps"], row["train/loss"]] for row in rows]}
+    tokens = result.steps * config.trainer.micro_batch_size * config.model.block_size
+    seconds = tokens / result.tokens_per_second
+    row = measured(result.final_val_loss, tokens, seconds, time.perf_counter() - started, device)
+    rows = [row for row in metrics(result.run_dir) if "train/loss" in row]
+    return row | {"curve": [[row["step"] / result.steps, row["train/loss"]] for row in rows]}
 
 
 def measured(loss: float, tokens: int, seconds: float, wall: float, device: torch.device) -> dict[str, Any]:

@@ -13,17 +13,27 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-# Helpers that tests share: tiny_llama, hub_server, and the harness that trains in children of the fork server.
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "faults")]
+# Helpers that tests share: tiny_llama, hub_server, and the harness that trains in children of the fork server. And the
+# tools that write and check the docs.
+TESTS = Path(__file__).parent
+PACKAGES_WITH_HELPERS = ("faults", "launch", "lint", "operate", "training")
+sys.path[:0] = [str(TESTS), *(str(TESTS / name) for name in PACKAGES_WITH_HELPERS), str(TESTS.parent / "tools")]
 
-from hung_tests import pytest_runtest_makereport  # noqa: E402, F401
+from stack_dumps import pytest_exception_interact, pytest_timeout_set_timer  # noqa: E402, F401
 
 if TYPE_CHECKING:
     from kube_server import KubeServer
 
-# A busy machine is no failure.
+# No limit per example: on a busy machine any may take long.
 settings.register_profile("llmtrain", deadline=None)
 settings.load_profile("llmtrain")
+
+# `nohup make test &` in a script starts this process with both ignored, and what tests start would inherit that. A
+# handler is not inherited: Ctrl-C works in tests again, and the end of the login still does not end the run.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 # Before any library reads them: no test may wait for a network, and the caller's settings must not leak in.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -31,8 +41,32 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["KUBECONFIG"] = "/nowhere/kubeconfig"  # no test reaches a cluster of the caller's
 for _name in ("LLMTRAIN_FAULT", "MLFLOW_TRACKING_URI", "WORLD_SIZE", "RANK", "LOCAL_RANK"):
     os.environ.pop(_name, None)
+# As the command line sets it (openmp_variables): forked children have loaded OpenMP before they could. Else two threads
+# on a busy machine spend five times the CPU time.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# Without bytecode every process that a test starts compiles all that it imports, for seconds.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 ROOT = Path(__file__).resolve().parents[1]
+MEMORY_FILES = Path("/dev/shm")
+MEMORY_BYTES = 8 * 2**30
+
+
+def _has_memory_for_files() -> bool:
+    try:
+        found = os.statvfs(MEMORY_FILES)
+        available = next(row for row in Path("/proc/meminfo").read_text().splitlines() if "MemAvailable" in row)
+    except (OSError, StopIteration):
+        return False
+    is_executable = not found.f_flag & os.ST_NOEXEC  # tests write programs
+    return is_executable and min(found.f_bavail * found.f_frsize, int(available.split()[1]) * 1024) >= MEMORY_BYTES
+
+
+# tmp_path is in memory where there is plenty: a run of eight steps calls fsync 70 times, and on a disk the tests spend
+# half of their time in it. What fsync is for, a machine that loses power, no test can cause.
+if "PYTEST_DEBUG_TEMPROOT" not in os.environ and _has_memory_for_files():
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY_FILES)
 
 
 @dataclass(frozen=True)
@@ -59,16 +93,29 @@ if sys.platform == "linux":
 
 @pytest.fixture(autouse=True)
 def _no_fork_with_threads() -> Iterator[None]:
-    """A child of a process with threads may wait for ever for a lock that one of them held: see fork_server.py."""
+    """A child of a process with threads may wait forever for a lock that one of them held: see fork_server.py."""
     yield
-    found, _threads_at_forks[:] = max(_threads_at_forks, default=0), []
+    found = max(_threads_at_forks, default=0)
+    _threads_at_forks.clear()
     assert found <= 1, f"the test process forked while it had {found} threads"
 
 
 @pytest.fixture(autouse=True)
-def _sigterm_is_heard() -> None:
+def _default_sigterm() -> None:
     """llmtrain's main, called in this process, ignores SIGTERM once it has ended, and children inherit that."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def _forget_modules_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A plugin that a test wrote must not be what the next test's module of the same name is taken for."""
+    path, known = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    written = str(tmp_path_factory.getbasetemp())
+    for name in sys.modules.keys() - known:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(written):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +125,7 @@ def repo() -> Path:
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokenised text, made once for all tests of a session that are happy to share it."""
+    """Tokenized text, written once for all tests of a session that may share it."""
     return tmp_path_factory.mktemp("cache")
 
 
@@ -121,7 +168,7 @@ def cli(workdir: Path, capfd: pytest.CaptureFixture[str]) -> Cli:  # noqa: ARG00
 @pytest.fixture
 def call(cli: Cli, kube: "KubeServer", tmp_path: Path) -> Cli:
     """llmtrain with a kubeconfig of the test's own API server: call("status", "demo")."""
-    from llmtrain.cli import GROUPS
+    from llmtrain.commands.table import GROUPS
 
     path = kube.kubeconfig(tmp_path)
 
@@ -209,3 +256,31 @@ def make_fine_tune(
 
     yield lambda **changes: fine_tune_config(tmp_path_factory.mktemp("tune") / "runs", cache, material, **changes)
     harness.end_all()
+
+
+@pytest.fixture
+def kube() -> "Iterator[KubeServer]":
+    from kube_server import kube_server
+
+    with kube_server() as server:
+        yield server
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short polling intervals and timeouts."""
+    from llmtrain.operate.logs import merged_logs as logs
+    from llmtrain.operate.logs import pod_log
+    from llmtrain.operate.status import watch as follow
+
+    for module, name, value in (
+        (follow, "POLL_SEC", 0.05),
+        (follow, "START_FAILURE_SEC", 0.3),
+        (follow, "REMOVED_SEC", 0.3),
+        (follow, "DRAIN_SEC", 1.0),
+        (follow, "USAGE_SEC", 0.0),
+        (follow, "EVENTS_SEC", 0.0),
+        (logs, "POLL_SEC", 0.05),
+        (pod_log, "RETRY_SEC", 0.05),
+    ):
+        monkeypatch.setattr(module, name, value)

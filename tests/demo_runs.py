@@ -43,27 +43,35 @@ def make_run(
     lr: float = 6e-4,
     seed: int = 0,
     device: str = "cuda",
+    device_name: str = "NVIDIA H200",
+    prices: str = "",
     message: str = "Loss is not finite in step 70.",
     extras: bool = True,
 ) -> Path:
-    """`state`: finished, running (by a lock that is alive), interrupted, failed or crashed. `extras`: also logs,
-    checkpoints, samples and heartbeats."""
+    """`state`: finished, running (by a lock that is alive), interrupted, failed or killed. `prices`: of the
+    config, as YAML. `extras`: also logs, checkpoints, samples and heartbeats."""
     run = root / run_id
     run.mkdir(parents=True)
     now = time.time()
     started = started if started is not None else now - steps * step_sec - 5
     stamp = _stamp(started)
     max_steps = max_steps or steps
-    (run / "config.yaml").write_text(CONFIG.format(name=run_id, seed=seed, lr=lr, max_steps=max_steps))
+    config = CONFIG.format(name=run_id, seed=seed, lr=lr, max_steps=max_steps)
+    if prices:
+        config += f"plan:\n  prices: {prices}\n"
+    (run / "config.yaml").write_text(config)
     machine = {"host": "node-a", "device": device, "platform": "Linux", "python": "3.11"}
     _write(run / "meta.json", {"run_id": run_id, "name": run_id, "started_at": stamp, "machine": machine})
     ended = {"interrupted": "stopped", "failed": "failed", "finished": "finished"}.get(state)
     row = {"generation": 1, "started_at": stamp, "host": "node-a", "world_size": world_size, "from_step": 0}
     row |= {"to_step": max_steps, "crashes": 0, "ended": ended, "step": steps if ended else None}
+    row |= {"device_name": device_name}
     _write(run / "generations.json", [row])
     write_rows(run, 1, steps, started, step_sec, lr, max_steps, seed)
     if state == "finished":
-        _write(run / "finished.json", {"status": "finished", "steps": steps, "parameters": 124_000_000})
+        result = {"status": "finished", "steps": steps, "parameters": 124_000_000}
+        result |= {"sample_prompt": "Once upon a time", "sample": "there was a model that had finished."}
+        _write(run / "finished.json", result)
     if state == "running":
         hold_lock(run)
     if state in ("failed", "interrupted", "finished"):
@@ -84,7 +92,14 @@ def write_rows(
             file.write(json.dumps(train_row(step, at, lr, max_steps, rng)) + "\n")
             if step % max(1, max_steps // 20) == 0:
                 value = base_loss(step, lr) + 0.06 + rng.gauss(0, 0.01)
-                file.write(json.dumps({"step": step, "val/loss": value, "val/is_best": 1.0, "time": at}) + "\n")
+                row = {
+                    "step": step,
+                    "val/loss": value,
+                    "val/perplexity": math.exp(value),
+                    "val/is_best": 1.0,
+                    "time": at,
+                }
+                file.write(json.dumps({**row, "val/bits_per_byte": value / math.log(2) / 4.4}) + "\n")
 
 
 def base_loss(step: int, lr: float) -> float:

@@ -11,6 +11,7 @@ import atexit
 import functools
 import multiprocessing
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -22,8 +23,12 @@ import cloudpickle
 
 TESTS = Path(__file__).parent
 CRASHED = 1
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""For the server, before it imports numpy and torch: they would start threads."""
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+"""For the server, before it imports numpy, torch and, on x86_64, pyarrow: they would start threads."""
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["fork_server_preload"])
 # As conftest left it, whatever a test has changed when the server starts.
@@ -58,6 +63,16 @@ def end(process: BaseProcess) -> None:
 def is_stopped(pid: int) -> bool:
     """Whether a process was stopped with SIGSTOP."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+IN_BACKGROUND = ["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh"]
+"""Before a command: start it as `nohup command &` in a script does, with SIGINT and SIGHUP ignored."""
+
+
+def ignore_as_in_background() -> None:
+    """The same, called in a child."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def redirect(out: Path, err: Path) -> None:

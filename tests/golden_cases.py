@@ -97,4 +97,4 @@ SHAPED = [
           {name: trainer, env: [{name: FI_PROVIDER, value: efa}], resources: {limits: {cpu: null}}},
           {name: exporter, image: registry.example.com/exporter:1}]}}""",
 ]
-CASES |= {f"shaped_{kind}": ("ddp_smoke", [*SHAPED, f"launch.kind={kind}"]) for kind in registry.WORKLOADS}
+CASES |= {f"shaped_{kind}": ("ddp_smoke", [*SHAPED, f"launch.kind={kind}"]) for kind in registry.KINDS}

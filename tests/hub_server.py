@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from limits import limit
+
 API = re.compile(
     r"/api/(?P<kind>model|dataset)s/(?P<name>[^/]+/[^/]+)"
     r"(?:/(?P<verb>revision|tree)/(?P<revision>[^/]+)(?P<directory>/.+)?)?"
@@ -254,7 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body[:border])
             self.wfile.flush()
             self.hub.is_stalled.set()
-            self.hub.unblock.wait(60)
+            self.hub.unblock.wait(limit(60))
             body = body[border:]
         self.wfile.write(body)
 

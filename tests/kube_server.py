@@ -19,10 +19,18 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import yaml
 
-from llmtrain.kubernetes.client import PLURALS, Cluster
+from llmtrain.kubernetes.client import Cluster, plural_of
 
 Object = dict[str, Any]
-KINDS = {plural: kind for kind, plural in PLURALS.items() if kind != "PodMetrics"}
+KINDS = {
+    plural_of(kind): kind
+    for kind in (
+        *("ConfigMap", "Deployment", "Event", "Job", "JobSet", "LocalQueue", "NetworkPolicy", "PersistentVolume"),
+        *("PersistentVolumeClaim", "Pod", "PodDisruptionBudget", "PodMonitor", "PyTorchJob", "Role", "RoleBinding"),
+        *("Secret", "SelfSubjectAccessReview", "Service", "ServiceAccount", "StatefulSet", "TrainJob"),
+        *("TrainingRuntime", "Workload"),
+    )
+}
 CLUSTER_WIDE = {"PersistentVolume"}
 Key = tuple[str, str, str]
 """Plural, namespace (empty if cluster-scoped), name."""
@@ -99,7 +107,7 @@ class KubeServer:
         with self.lock:
             meta = manifest["metadata"]
             home = "" if manifest["kind"] in CLUSTER_WIDE else "team"
-            key = (PLURALS[manifest["kind"]], meta.get("namespace", home), meta["name"])
+            key = (plural_of(manifest["kind"]), meta.get("namespace", home), meta["name"])
             self._uids += 1
             stamps = {"uid": f"uid-{self._uids}", "creationTimestamp": now(), "namespace": key[1]}
             self.objects[key] = {**manifest, "metadata": {**stamps, **meta, "resourceVersion": self.version()}}
@@ -119,11 +127,11 @@ class KubeServer:
 
     def change(self, kind: str, name: str, change: Object, namespace: str = "team") -> None:
         with self.lock:
-            self.merge((PLURALS[kind], namespace, name), change)
+            self.merge((plural_of(kind), namespace, name), change)
 
     def remove(self, kind: str, name: str, namespace: str = "team") -> None:
         with self.lock:
-            del self.objects[PLURALS[kind], namespace, name]
+            del self.objects[plural_of(kind), namespace, name]
             for key in [key for key in self.logs if kind == "Pod" and key[:2] == (namespace, name)]:
                 self.logs.pop(key).is_ended = True
 
@@ -217,6 +225,8 @@ class _Handler(BaseHTTPRequestHandler):
         if key in self.kube.objects:
             self._refuse(409, f'{place.plural} "{key[2]}" already exists')
         else:
+            if place.plural == "pods":
+                manifest = {"status": {"phase": "Pending"}, **manifest}
             self._answer(201, manifest if query.get("dryRun") else self.kube.add(manifest))
 
     def do_PATCH(self) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+from limits import limit
+
 PAGE = 4  # keys a listing tells at once: few, so that every test turns pages
 
 
@@ -131,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _wait_if_stuck(self) -> None:
         if self.store.stuck_after is not None and len(self.store.uploads) >= self.store.stuck_after:
             self.store.is_stuck.set()
-            self.store.go_on.wait(60)
+            self.store.go_on.wait(limit(60))
             raise ConnectionAbortedError  # whoever asked is gone
 
     def _body(self) -> bytes:

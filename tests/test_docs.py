@@ -1,26 +1,34 @@
 """Docs are true: commands and options, config fields, links, lint rules and causes of `why` exist, and the output shown
-for commands that need no cluster is their real output. (For those that need one: operate/test_doc_scenes.py.)"""
+for commands that need no cluster is their real output. (For those that need one: operate/test_console_blocks.py and
+end_to_end/test_guide.py.)"""
 
-import importlib.util
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import readme_tour
 import typer
 from pydantic import BaseModel
 
-from llmtrain.cli import _SPELLING, app
+from llmtrain.cli import _SPELLING, app, main
 from llmtrain.config.schema import Config
+from llmtrain.errors import ExitCode
 from llmtrain.lint.check_manifests import RULES
 from llmtrain.operate.why.causes import CAUSES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = [str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")]
-PAGES = sorted(["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS])
-RUN_HERE = ("docs/moving.md", "docs/troubleshooting.md")  # other pages: test_readme.py
+PAGES = sorted(
+    ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "client/README.md", "k8s/README.md", *DOCS]
+)
+RUN_HERE = readme_tour.ABRIDGED
+# test_readme.py and end_to_end/test_guide.py run their commands.
+TOURS = (*readme_tour.PAGES, readme_tour.FINE_TUNING, *readme_tour.CLUSTER_PAGES)
 CODE = re.compile(r"^( *)```([^\n]*)\n(.*?)^ *```$", re.S | re.M)
 SPAN = re.compile(r"`([^`\n]+)`")
 SHELL = ("", "console", "sh")
@@ -123,17 +131,8 @@ def test_docs_show_every_cluster_command() -> None:
 # Output of commands.
 
 
-def load_tour_tool() -> Any:
-    spec = importlib.util.spec_from_file_location("readme_tour", ROOT / "tools" / "readme_tour.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_is_abridged_accepts_only_omissions() -> None:
-    is_abridged = load_tour_tool().is_abridged
+    is_abridged = readme_tour.is_abridged
     assert is_abridged(["a", "...", "d"], ["a", "b", "c", "d"])
     assert is_abridged(["...", "d"], ["d"])
     assert not is_abridged(["a", "d"], ["a", "b", "d"])
@@ -142,8 +141,7 @@ def test_is_abridged_accepts_only_omissions() -> None:
 
 
 def test_abridge_keeps_corresponding_lines() -> None:
-    tool = load_tour_tool()
-    abridge, is_abridged = tool.abridge, tool.is_abridged
+    abridge, is_abridged = readme_tour.abridge, readme_tour.is_abridged
     shown, real = ["one: first", "...", "three: third"], ["one: 1st", "two: 2nd", "three: the third", "four: 4th"]
     assert abridge(shown, real) == ["one: 1st", "...", "three: the third", "..."]
     assert is_abridged(abridge(shown, real), real)
@@ -151,7 +149,7 @@ def test_abridge_keeps_corresponding_lines() -> None:
 
 
 def test_shown_output_differs_in_numbers_only() -> None:
-    is_shown = load_tour_tool().is_shown_output
+    is_shown = readme_tour.is_shown_output
     real = [
         "[TRAIN] step 10/30 | loss 4.4882 | 0:00:12 left",
         "[EVAL] step 10/30 | val loss 4.3604",
@@ -167,19 +165,91 @@ def test_shown_output_differs_in_numbers_only() -> None:
     assert is_shown(
         "llmtrain train --json", ['"state_sha256": "5053e5519f8b2003"'], ['"state_sha256": "abcdefabcdefabcd"']
     )
-    assert not is_shown("llmtrain generate --run first", [], ["text"])
+    assert not is_shown("llmtrain generate first", [], ["text"])
 
 
 @pytest.mark.parametrize("page", RUN_HERE)
 def test_page_shows_real_output(page: str, tmp_path: Path) -> None:
-    tool, text, ran = load_tour_tool(), read(page), 0
-    tool.write_files(text, tmp_path)
-    for code, body in tool.BLOCK.findall(text):
-        for command, shown in tool.examples(body):
-            real = tool.run(command, tmp_path, int(code or 0)).rstrip().splitlines()
-            assert tool.is_abridged(shown, real), f"{page}: {command}\n" + "\n".join(real)
+    text, ran = read(page), 0
+    readme_tour.write_files(text, tmp_path)
+    for code, body in readme_tour.BLOCK.findall(text):
+        for command, shown in readme_tour.examples(body):
+            real = readme_tour.run(command, tmp_path, int(code or 0)).rstrip().splitlines()
+            assert readme_tour.is_abridged(shown, real), f"{page}: {command}\n" + "\n".join(real)
             ran += 1
     assert ran >= 5
+
+
+def unchecked_outputs(page: str, text: str) -> list[str]:
+    """Console blocks with output that no test compares with real output."""
+    if page in RUN_HERE:
+        return []
+    if page in TOURS:
+        text = text.replace(readme_tour.tour(text), "")
+    unchecked = []
+    for _, language, body in CODE.findall(text):
+        kind, _, flags = language.partition(" ")
+        has_output = any(not line.startswith("$ ") for line in body.splitlines())
+        if kind == "console" and has_output and not flags.startswith("scene="):
+            unchecked.append(body)
+    return unchecked
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_shown_output_is_checked(page: str) -> None:
+    assert unchecked_outputs(page, read(page)) == []
+    assert page in TOURS or "<!-- tour -->" not in read(page)
+
+
+def test_unchecked_output_is_detected() -> None:
+    assert unchecked_outputs("docs/pods.md", "```console\n$ llmtrain status\nrun\n```\n")
+    assert not unchecked_outputs("docs/pods.md", "```console\n$ llmtrain status\n```\n")
+    assert not unchecked_outputs("docs/pods.md", "```console scene=held\n$ llmtrain status\nrun\n```\n")
+
+
+def dry_run(command: str) -> list[str]:
+    """The arguments of a launch command, changed so that it only prints its manifests, or writes them with -o."""
+    launch, separator, own = command.replace(" IMAGE", " llmtrain:1").partition(" -- ")
+    arguments = shlex.split(launch.replace(" --dry-run=server", "").replace(" --dry-run", ""))[1:]
+    return [*arguments, "--dry-run", *shlex.split(separator + own)]
+
+
+LAUNCH_PAGES = [page for page in PAGES if any(line.startswith("llmtrain launch ") for line in command_lines(page))]
+
+
+@pytest.mark.parametrize("page", LAUNCH_PAGES)
+def test_launch_commands_on_page_render_manifests(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.yaml").write_text(
+        "launch: {image: registry.example.com/llmtrain:0.2.0, runs_volume: {claim: runs}}\n"
+    )
+    readme_tour.write_files(read(page), tmp_path)
+    for command in command_lines(page):
+        if not command.startswith("llmtrain launch "):
+            continue
+        with pytest.raises(SystemExit) as ended:
+            main(dry_run(command))
+        output = capsys.readouterr()
+        assert ended.value.code == ExitCode.FINISHED, f"{command}\n{output.err}"
+        if " -o " in command:
+            assert "kustomization.yaml" in output.out, command
+        else:
+            assert "\nkind: ConfigMap\n" in output.out, command
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_installs_from_the_clone(page: str) -> None:
+    assert not re.search(r"pip install '?llmtrain(\[|$)", read(page), re.M), "the package is not on a package index"
+
+
+# Exit codes.
+
+
+def test_exit_code_tables_are_up_to_date() -> None:
+    done = subprocess.run([sys.executable, "tools/exit_codes.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 # Config fields, causes, rules.

@@ -3,9 +3,8 @@
 import json
 import re
 import shlex
-import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,11 @@ Cli = Callable[..., Any]
 
 
 @pytest.fixture
-def project(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The files of the page in the current directory; modules imported from it are forgotten afterwards."""
+def project(workdir: Path) -> Path:
+    """The files of the page in the current directory."""
     for name, text in FILE.findall(PAGE.read_text()):
         (workdir / name).write_text(text)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield workdir
-    sys.modules.pop("mine", None)
+    return workdir
 
 
 def commands(word: str) -> list[list[str]]:
@@ -102,7 +99,7 @@ def test_entry_points_of_page_are_names_in_configs(
     assert done.code == 0, done.err
     recorded = json.loads((project / "runs/numbers/meta.json").read_text())["plugins"]["data.name"]
     assert (recorded["name"], recorded["module"], recorded["directory"]) == ("numbers", "mine", None)
-    names = cli("config-schema").json["$defs"]["CustomModelSection"]["properties"]["name"]
+    names = cli("config-schema").json["$defs"]["PluginModelSection"]["properties"]["name"]
     assert {"enum": ["bag"]} in names["anyOf"]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import fork_server
+from limits import limit
 
 # In a directory of PYTHONPATH Python imports this at its start: every fork writes down how many threads there are.
 COUNTING = """
@@ -33,7 +34,7 @@ def test_a_child_of_the_fork_server_computes_with_threads() -> None:
         return 0 if float((a @ a).sum()) == wanted else 9
 
     child = fork_server.start(compute)
-    child.join(60)
+    child.join(limit(60))
     assert child.exitcode == 0
 
 
@@ -44,7 +45,7 @@ def test_a_child_knows_how_many_threads_its_server_had() -> None:
         return 100 + fork_server_preload.threads_at_fork
 
     child = fork_server.start(threads)
-    child.join(60)
+    child.join(limit(60))
     assert child.exitcode == 101
 
 
@@ -59,7 +60,6 @@ def forks(folder: Path, *words: object, **env: str) -> list[int]:
         env={**os.environ, "PYTHONPATH": str(folder), "FORKS": str(log), **env},
         capture_output=True,
         text=True,
-        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return [int(line) for line in log.read_text().split()]

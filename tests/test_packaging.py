@@ -127,7 +127,13 @@ def test_commands_of_client_need_no_training_packages(tmp_path: Path) -> None:
     template = {"spec": {"restartPolicy": "Never"}}
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, "spec": {"template": template}}
     (tmp_path / "job.json").write_text(json.dumps(job))
-    light = [["validate", "--json"], ["launch", "--dry-run"], ["lint", "job.json"], ["runs", "list"], ["status"]]
+    light = [
+        ["validate", "--json"],
+        ["launch", "--dry-run", "--image", "me/train:1"],
+        ["lint", "job.json"],
+        ["runs", "list"],
+        ["status"],
+    ]
     heavy = [["train"], ["generate", "--run", "first"], ["eval", "--run", "first", "--file", "job.json"], ["smoke"]]
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TRAINING_PACKAGES, json.dumps([*light, *([*row, "--json"] for row in heavy)])],
@@ -138,16 +144,18 @@ def test_commands_of_client_need_no_training_packages(tmp_path: Path) -> None:
         check=True,
     )
     results = json.loads(done.stdout)
-    assert [code for code, _ in results] == [0, 0, 0, 0, 64, 64, 64, 64, 64]
+    assert [code for code, _ in results] == [0, 0, 2, 0, 64, 64, 64, 64, 64]
     errors = [json.loads(output) for _, output in results[len(light) :]]
     assert all(error["error"] == "UsageError" and "pip install llmtrain" in error["remedy"] for error in errors), errors
     assert not (tmp_path / "runs").exists()
 
 
-def test_package_version_equals_project_version(project: dict[str, Any]) -> None:
-    import llmtrain
-
-    assert project["project"]["version"] == llmtrain.__version__
+def test_both_distributions_read_the_version_of_one_file(
+    repo: Path, project: dict[str, Any], client: dict[str, Any]
+) -> None:
+    for folder, table in ((repo, project), (repo / "client", client)):
+        assert table["project"]["dynamic"] == ["version"]
+        assert (folder / table["tool"]["hatch"]["version"]["path"]).samefile(repo / "src" / "llmtrain" / "version.py")
 
 
 def test_python_m_llmtrain_runs_cli(repo: Path) -> None:

@@ -49,7 +49,7 @@ INDENTED_CODE = re.compile(r"^    .*$", re.M)
 INLINE_CODE = re.compile(r"`[^`\n]+`")
 
 # Regular expressions that match messages of the first version stay as they are.
-FIRST_VERSION_PATTERNS = ("src/llmtrain/operate/status/progress.py", "src/llmtrain/operate/why/log_patterns.py")
+FIRST_VERSION_PATTERNS = ("src/llmtrain/operate/status/progress.py", "src/llmtrain/compat/logged_errors.py")
 
 
 def violations(text: str) -> list[str]:

@@ -4,7 +4,8 @@ python tools/readme_tour.py                          all pages that need nothing
 python tools/readme_tour.py docs/fine-tuning.md      MODEL: directory of SmolLM2-135M-Instruct
 python tools/readme_tour.py docs/moving.md docs/troubleshooting.md
                                                      pages that abridge outputs with `...`: the same lines are kept
-python tools/readme_tour.py docs/kubernetes.md       KUBE_CONFIG_FILE: a kubeconfig whose namespace has a claim `runs`;
+python tools/readme_tour.py docs/kubernetes.md docs/own-scripts.md
+                                                     KUBE_CONFIG_FILE: a kubeconfig whose namespace has a claim `runs`;
                                                      IMAGE: an image that the cluster can pull
 
 A block with a line ^C shows a command that is interrupted with Ctrl-C after its first training step.
@@ -31,9 +32,9 @@ MAX_WIDTH = 118
 PAGES = ("README.md", "docs/tour.md", "docs/distributed.md")
 FINE_TUNING = "docs/fine-tuning.md"  # takes minutes and needs a model
 MODEL_AT = "models/SmolLM2-135M-Instruct"
-KUBERNETES = "docs/kubernetes.md"  # takes minutes and needs a cluster
+CLUSTER_PAGES = ("docs/kubernetes.md", "docs/own-scripts.md")  # take minutes and need a cluster
 # What the page shows instead of the real image and namespace.
-IMAGE_AT = "registry.example.com/llmtrain:0.1.0"
+IMAGE_AT = "registry.example.com/llmtrain:0.2.0"
 NAMESPACE_AT = "research"
 HOST_AT = "vm"
 ABRIDGED = ("docs/moving.md", "docs/troubleshooting.md")
@@ -63,7 +64,7 @@ def tour(text: str) -> str:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The cluster for the commands of docs/kubernetes.md."""
+    """The cluster for the commands of CLUSTER_PAGES."""
 
     kubeconfig: str
     image: str
@@ -214,7 +215,9 @@ def cluster_from_env() -> Cluster:
 def rewrite(path: Path) -> None:
     text = path.read_text()
     before = tour(text)
-    cluster = cluster_from_env() if path == ROOT / KUBERNETES else None
+    cluster = None
+    if str(path.relative_to(ROOT)) in CLUSTER_PAGES:
+        cluster = cluster_from_env()
     with tempfile.TemporaryDirectory() as name:
         write_files(text, Path(name))
         if path == ROOT / FINE_TUNING:

@@ -6,110 +6,46 @@
     result = llmtrain.train(config)
     print(result.final_val_loss, llmtrain.generate("first", "The "))
 
-On this machine: load_config, train, load_model, generate, evaluate, export, metrics.
+On this machine: load_config, train, load_model, generate, evaluate, export.
+Runs of this machine: metrics, list_runs, compare_runs.
 On a Kubernetes cluster: submit, status, why, fetch.
 Errors are subclasses of LlmtrainError; llmtrain/errors.py has the tree. docs/python-api.md is the guide.
 
-Each name is imported on first use: `import llmtrain` imports neither torch nor the Kubernetes client.
+The public names are declared in __init__.pyi. Each is imported on first use: `import llmtrain` imports neither torch
+nor the Kubernetes client.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
-from llmtrain.version import __version__
-
-if TYPE_CHECKING:
-    from llmtrain.api import (
-        FetchResult,
-        TrainResult,
-        evaluate,
-        export,
-        fetch,
-        generate,
-        load_config,
-        load_model,
-        metrics,
-        status,
-        submit,
-        train,
-        why,
-    )
-    from llmtrain.config.schema import Config
-    from llmtrain.errors import (
-        CheckpointError,
-        ClusterError,
-        ConfigError,
-        DataError,
-        Interrupted,
-        JoinError,
-        LlmtrainError,
-        PeerLost,
-        Superseded,
-        TrainingFailed,
-        UsageError,
-    )
-    from llmtrain.inference.model import Evaluation, ExportResult, Model
-    from llmtrain.operate.status.run_status import RunStatus
-    from llmtrain.operate.why.explain import Why
-
-_MODULES = {
-    "llmtrain.api": (
-        *("load_config", "train", "load_model", "generate", "evaluate", "export", "metrics"),
-        *("submit", "status", "why", "fetch"),
-        *("TrainResult", "FetchResult"),
-    ),
-    "llmtrain.config.schema": ("Config",),
-    "llmtrain.errors": (
-        *("LlmtrainError", "UsageError", "ConfigError", "DataError", "CheckpointError", "TrainingFailed"),
-        *("JoinError", "ClusterError", "Interrupted", "PeerLost", "Superseded"),
-    ),
-    "llmtrain.inference.model": ("Model", "Evaluation", "ExportResult"),
-    "llmtrain.operate.status.run_status": ("RunStatus",),
-    "llmtrain.operate.why.explain": ("Why",),
-}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-
-__all__ = [
-    "CheckpointError",
-    "ClusterError",
-    "Config",
-    "ConfigError",
-    "DataError",
-    "Evaluation",
-    "ExportResult",
-    "FetchResult",
-    "Interrupted",
-    "JoinError",
-    "LlmtrainError",
-    "Model",
-    "PeerLost",
-    "RunStatus",
-    "Superseded",
-    "TrainResult",
-    "TrainingFailed",
-    "UsageError",
-    "Why",
-    "__version__",
-    "evaluate",
-    "export",
-    "fetch",
-    "generate",
-    "load_config",
-    "load_model",
-    "metrics",
-    "status",
-    "submit",
-    "train",
-    "why",
-]
+_module_of: dict[str, str] = {}
+"""Public name -> the module that defines it. Filled on first use: commands do not need it, and a Ctrl-C during imports
+prints a traceback until the command line handles it."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
+def _declared_names() -> dict[str, str]:
+    """_module_of, as __init__.pyi imports the names."""
+    if not _module_of:
+        import ast
+        import pkgutil
+
+        stub = pkgutil.get_data("llmtrain", "__init__.pyi")
+        found = {}
+        for statement in ast.parse(stub or b"").body:
+            if isinstance(statement, ast.ImportFrom):
+                found.update({alias.name: str(statement.module) for alias in statement.names})
+        _module_of.update(found)  # at once, for other threads
+    return _module_of
+
+
+def __getattr__(name: str) -> object:
+    if name == "__all__":
+        return sorted(_declared_names())
+    module = _declared_names().get(name)
+    if module is None:
         raise AttributeError(f"module 'llmtrain' has no attribute '{name}'")
-    value = globals()[name] = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    value = globals()[name] = getattr(importlib.import_module(module), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(_declared_names())

@@ -3,14 +3,15 @@
 import os
 import signal
 
-from llmtrain.env import EXIT_CODES
-from llmtrain.interrupts import handle_sigint
+from llmtrain.core.env import EXIT_CODES
+from llmtrain.core.interrupts import handle_sigint
+from llmtrain.errors import ExitCode
 
 if os.getpid() == 1:
-    # The first process of a container: the kernel drops a SIGTERM that nobody handles. Until the command has a handler
-    # of its own there is nothing to save, so it ends at once: 75, resume me (which a PyTorchJob hears as 203).
-    _CODE = 203 if os.environ.get(EXIT_CODES) == "pytorchjob" else 75
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(_CODE))
+    # The first process of a container: the kernel drops a SIGTERM without a handler. Until the command has installed
+    # its own there is nothing to save, so the process ends at once. A PyTorchJob restarts codes from 128 only.
+    _OFFSET = 128 if os.environ.get(EXIT_CODES) == "pytorchjob" else 0
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(_OFFSET + ExitCode.INTERRUPTED))
 
 
 def main() -> None:

@@ -8,80 +8,44 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from llmtrain.arguments import as_integer, as_text, check_callable, check_event, check_one_of
-from llmtrain.env import openmp_variables, scoped_environment
+from llmtrain.core.arguments import (
+    Source,
+    as_integer,
+    as_text,
+    check_callable,
+    check_event,
+    check_one_of,
+    check_overrides,
+    optional_text,
+    run_name,
+)
+from llmtrain.core.env import openmp_variables, scoped_environment
+from llmtrain.core.logs import scoped_logging, warn
 from llmtrain.errors import UsageError
-from llmtrain.logs import scoped_logging, warn
 
 if TYPE_CHECKING:
     from llmtrain.config.load import ConfigSource, Override
     from llmtrain.config.schema import Config
-    from llmtrain.inference.model import Dtype, Evaluation, ExportResult, Model
+    from llmtrain.core.progress import ProgressMode
+    from llmtrain.inference.loaded_model import Dtype, Evaluation, ExportResult, Model
+    from llmtrain.kubernetes.client import Cluster
+    from llmtrain.operate.cluster_run import ClusterRun
     from llmtrain.operate.fetch.choice import Only
+    from llmtrain.operate.fetch.fetch_run import FetchResult
     from llmtrain.operate.fetch.transfer import FetchProgress
     from llmtrain.operate.status.run_status import RunStatus
-    from llmtrain.operate.why.explain import Why
-    from llmtrain.progress import ProgressMode
+    from llmtrain.runs.explain import Why
+    from llmtrain.runs.result import TrainResult
 
 PathLike = str | os.PathLike[str]
 Overrides = Sequence[str] | Mapping[str, Any]
 OnLog = Callable[[int, dict[str, float]], None]
 
 _is_training = threading.Lock()
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """The result of a finished run."""
-
-    run_id: str
-    run_dir: Path
-    steps: int
-    first_train_loss: float
-    final_train_loss: float
-    final_val_loss: float
-    best_val_loss: float
-    best_step: int
-    tokens_per_second: float
-    state_sha256: str
-    """Hash of all parameters and of the optimizer state: equal for equal runs."""
-    sample: str = field(repr=False)
-    """A text that the model generated."""
-    values: dict[str, Any] = field(repr=False)
-    """All fields of `llmtrain train --json`."""
-
-    @classmethod
-    def of(cls, values: dict[str, Any], root: Path) -> "TrainResult":
-        """`root`: absolute, because on_log may have changed the current directory since."""
-        own = {name: values[name] for name in cls.__dataclass_fields__ if name not in ("run_dir", "values")}
-        run_dir = Path(values["run_dir"])
-        return cls(**own, run_dir=run_dir if run_dir.is_absolute() else root / run_dir.name, values=values)
-
-    def as_dict(self) -> dict[str, Any]:
-        return dict(self.values)
-
-
-@dataclass(frozen=True)
-class FetchResult:
-    """A run that was downloaded. The fields are those of `llmtrain fetch --json`."""
-
-    run_id: str
-    path: str
-    only: str
-    files: int
-    bytes: int
-    skipped: int
-    """Files that were already up to date."""
-    checkpoints: list[str]
-    is_finished: bool
-    seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 # On this machine.
@@ -116,14 +80,10 @@ def _override_list(overrides: Any) -> "list[Override]":
     """Overrides as load_config takes them, which checks the fields and their values."""
     from llmtrain.config.load import flat_overrides
 
-    rows = list(overrides.items()) if isinstance(overrides, Mapping) else overrides
-    for each in rows if isinstance(rows, list | tuple) else [None]:
-        if not isinstance(each[0] if isinstance(each, tuple) and len(each) == 2 else each, str):
-            raise UsageError(
-                f"overrides must be a dict of fields or a list of texts, got {overrides!r:.200}.",
-                remedy="Such as {'trainer.lr': 1e-3} or ['trainer.lr=1e-3'].",
-            )
-    return list(flat_overrides(overrides) if isinstance(overrides, Mapping) else rows)
+    check_overrides(overrides)
+    if isinstance(overrides, Mapping):
+        return list(flat_overrides(overrides))
+    return list(overrides)
 
 
 def train(
@@ -135,7 +95,7 @@ def train(
     progress: "ProgressMode" = "auto",
     on_log: OnLog | None = None,
     stop: threading.Event | None = None,
-) -> TrainResult:
+) -> "TrainResult":
     """Train a config to its end and return the result; under torchrun, in every process.
 
     config: as for load_config. None: the recorded config of the run to resume or to start from.
@@ -151,13 +111,13 @@ def train(
 
     Raises Interrupted if the run was stopped and can be resumed. One process trains one config at a time.
     """
-    from llmtrain.progress import ProgressMode
+    from llmtrain.core.progress import ProgressMode
 
     check_one_of("progress", progress, get_args(ProgressMode))
     check_callable("on_log", on_log)
     check_event("stop", stop)
-    resume = _run_name("resume", resume)
-    start_from = _run_name("start_from", start_from)
+    resume = run_name("resume", resume)
+    start_from = run_name("start_from", start_from)
     if config is None and resume in (None, "auto") and start_from is None:
         raise UsageError("No config was given.", remedy="Pass a config, or the run to resume.")
     if start_from and resume not in (None, "auto"):
@@ -173,12 +133,15 @@ def train(
         root = Path(loaded.output.root_dir).expanduser().absolute()
         with StopFlag(stop, may_exit=False) as flag, scoped_logging():
             _import_torch()
-            from llmtrain.training.build import restored_settings
             from llmtrain.training.run import run_training
+            from llmtrain.training.torch_settings import default_settings, restored_settings
 
-            with restored_settings():
-                values = run_training(loaded, resume, allow_config_change, flag, progress, start_from, on_log)
-                return TrainResult.of(values, root)
+            with restored_settings(), default_settings():
+                result = run_training(loaded, resume, allow_config_change, flag, progress, start_from, on_log)
+        if result.run_dir.is_absolute():
+            return result
+        # With the root of the beginning: on_log may have changed the current directory since.
+        return replace(result, run_dir=root / result.run_dir.name)
     finally:
         _is_training.release()
 
@@ -188,7 +151,9 @@ def _config_to_train(config: "ConfigSource | None", resume: str | None, start_fr
 
     if config is not None:
         return _load_config(config)
-    return _load_config(*config_to_start_from(start_from)) if start_from else config_to_resume(str(resume))
+    if start_from:
+        return _load_config(*config_to_start_from(start_from))
+    return config_to_resume(str(resume))
 
 
 def load_model(
@@ -210,12 +175,12 @@ def load_model(
     root: directory of all runs.
     """
     _import_torch()
-    from llmtrain.inference.load import Source
-    from llmtrain.inference.model import Model
+    from llmtrain.inference.loaded_model import Model
 
-    name = checkpoint if isinstance(checkpoint, str) else f"step_{as_integer('checkpoint', checkpoint)}"
-    paths = _run_name("run", run), _text("adapter", adapter), _text("model", model)
-    return Model(Source(*paths, name, as_text("root", root)), device)
+    if not isinstance(checkpoint, str):
+        checkpoint = f"step_{as_integer('checkpoint', checkpoint)}"
+    paths = run_name("run", run), optional_text("adapter", adapter), optional_text("model", model)
+    return Model(Source(*paths, checkpoint, as_text("root", root)), device)
 
 
 def generate(
@@ -268,22 +233,66 @@ def export(
     *,
     merge: bool = False,
     dtype: "Dtype | None" = None,
+    base_model: str | None = None,
     checkpoint: str | int = "best",
     root: PathLike = "runs",
 ) -> "ExportResult":
     """Write the model of a run to a directory that transformers or peft loads, see Model.export."""
-    from llmtrain.inference.model import export_once
+    from llmtrain.inference.loaded_model import export_once
 
     model = load_model(run, checkpoint=checkpoint, device="cpu", root=root)
-    return export_once(model.loaded, model.source, to, merge, dtype)
+    return export_once(model.loaded, model.source, to, merge, dtype, base_model)
 
 
-def metrics(run: PathLike, *, root: PathLike = "runs") -> list[dict[str, Any]]:
-    """The rows of a run's metrics.jsonl, also while it trains. `pandas.DataFrame(llmtrain.metrics("first"))` works."""
+def metrics(run: PathLike, *, wide: bool = False, root: PathLike = "runs") -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl, also while it trains. `pandas.DataFrame(llmtrain.metrics("first"))` works.
+
+    wide: one row per step, with all metrics of that step, evaluations too, and the same keys in every row: None where a
+        step has no such metric.
+    """
     from llmtrain.runs.directory import find_run
-    from llmtrain.runs.metrics import read_metrics
+    from llmtrain.runs.metrics import wide_rows
+    from llmtrain.runs.view import RunView
 
-    return list(read_metrics(find_run(as_text("root", root), str(_run_name("run", run))).metrics))
+    directory = find_run(as_text("root", root), str(run_name("run", run)))
+    rows = list(RunView(directory).read_rows())
+    return wide_rows(rows) if wide else rows
+
+
+def list_runs(
+    *, sort: str | None = None, limit: int | None = None, text: str | None = None, root: PathLike = "runs"
+) -> list[dict[str, Any]]:
+    """State, step, losses, data and model of each run: the rows of `llmtrain runs list --json`.
+
+    sort: age (newest first), best_val_loss, lr, run_id, step, train_loss or val_loss. Default: oldest first.
+    limit: number of runs; without sort: the newest.
+    text: only runs with this text in id, name, status, data or model.
+    root: directory of all runs.
+    """
+    from llmtrain.runs import directory
+    from llmtrain.runs.listing import SORT_KEYS, select_rows, summarize_all
+
+    if sort is not None:
+        check_one_of("sort", sort, SORT_KEYS)
+    if limit is not None:
+        limit = as_integer("limit", limit)
+    rows = summarize_all(directory.list_runs(as_text("root", root)))
+    return select_rows(rows, sort, limit, optional_text("text", text))
+
+
+def compare_runs(runs: Sequence[PathLike], *, group_by: Sequence[str] = (), root: PathLike = "runs") -> dict[str, Any]:
+    """What differs between two runs or more, and which are best: the object of `llmtrain runs compare --json`.
+
+    runs: run ids, or paths of run directories.
+    group_by: config fields, such as trainer.lr; runs with the same values are samples of one setting.
+    """
+    from llmtrain.runs.compare import compare
+    from llmtrain.runs.directory import find_run
+
+    if isinstance(runs, str) or len(runs) < 2:
+        raise UsageError("runs must be a list of at least two runs.", remedy="llmtrain.list_runs() lists them.")
+    names = [str(run_name("runs", run)) for run in runs]
+    return compare([find_run(as_text("root", root), name) for name in names], group_by)
 
 
 # On a Kubernetes cluster.
@@ -297,56 +306,55 @@ def submit(
     kubeconfig: PathLike | None = None,
     context: str | None = None,
     namespace: str | None = None,
-) -> "RunStatus":
-    """Launch a run on a Kubernetes cluster, without waiting for it to start.
+) -> "ClusterRun":
+    """Launch a run on a Kubernetes cluster, without waiting for it to start. Returns a handle: `run.status()`,
+    `run.logs(follow=True)`, `run.why()`, `run.stop()`, `run.resume()`, `run.fetch()`, `run.delete()`.
 
     config: as for load_config. `output.run_id` names the run, the section `launch` describes its pods.
     resume: resume the run if it exists and has ended.
     with_code: a directory with your own classes, which every pod gets.
     kubeconfig, context, namespace: as for kubectl; `launch.namespace` of the config comes before the context's.
     """
-    import secrets
-
-    from llmtrain.kubernetes.client import Cluster
-    from llmtrain.launch.own_code import own_code
-    from llmtrain.launch.plan import plan_job
-    from llmtrain.launch.record import find_record
+    from llmtrain.launch.plan_job import plan_job
+    from llmtrain.launch.plugin_code import plugin_code
+    from llmtrain.launch.pod_memory import memory_warnings
+    from llmtrain.operate.cluster_run import ClusterRun
     from llmtrain.operate.start import start_run
-    from llmtrain.operate.status.run_status import run_status
 
     loaded = _load_config(config, {"launch.namespace": namespace} if namespace else (), for_launch=True)
-    cluster = Cluster.connect(_text("kubeconfig", kubeconfig), context)
+    cluster = _connect(kubeconfig, context)
     loaded = loaded.with_values("launch", namespace=loaded.launch.namespace or cluster.namespace)
-    code, warnings = own_code(loaded, "the config", _text("with_code", with_code))
-    plan = plan_job(loaded, nonce=secrets.token_hex(3), code=code)
-    for warning in (*warnings, *plan.warnings):
+    code, warnings = plugin_code(loaded, "the config", optional_text("with_code", with_code))
+    plan = plan_job(loaded, nonce=os.urandom(3).hex(), code=code)
+    for warning in (*warnings, *plan.warnings, *memory_warnings(plan)):
         warn("K8S", warning)
     start_run(cluster, plan, resume)
-    return run_status(cluster, find_record(cluster, plan.run_id, plan.namespace), with_log=False, with_usage=False)
+    run = ClusterRun.find(cluster, plan.run_id, plan.namespace)
+    run.status(with_log=False, with_usage=False)  # its fields are attributes of the handle
+    return run
+
+
+def cluster_run(
+    run: str, *, kubeconfig: PathLike | None = None, context: str | None = None, namespace: str | None = None
+) -> "ClusterRun":
+    """The handle on a run that is on the cluster already."""
+    from llmtrain.operate.cluster_run import ClusterRun
+
+    return ClusterRun.find(_connect(kubeconfig, context), as_text("run", run), namespace)
 
 
 def status(
     run: str, *, kubeconfig: PathLike | None = None, context: str | None = None, namespace: str | None = None
 ) -> "RunStatus":
     """The status of a run on the cluster: its state, step, loss and pods. `has_ended` is true once it has ended."""
-    from llmtrain.kubernetes.client import Cluster
-    from llmtrain.launch.record import find_record
-    from llmtrain.operate.status.run_status import run_status
-
-    cluster = Cluster.connect(_text("kubeconfig", kubeconfig), context)
-    return run_status(cluster, find_record(cluster, as_text("run", run), namespace or cluster.namespace))
+    return cluster_run(run, kubeconfig=kubeconfig, context=context, namespace=namespace).status()
 
 
 def why(
     run: str, *, kubeconfig: PathLike | None = None, context: str | None = None, namespace: str | None = None
 ) -> "Why":
     """Diagnose a run on the cluster: cause (`unknown` if none was found), evidence and remedy."""
-    from llmtrain.kubernetes.client import Cluster
-    from llmtrain.launch.record import find_record
-    from llmtrain.operate.why.explain import explain
-
-    cluster = Cluster.connect(_text("kubeconfig", kubeconfig), context)
-    return explain(cluster, find_record(cluster, as_text("run", run), namespace or cluster.namespace))
+    return cluster_run(run, kubeconfig=kubeconfig, context=context, namespace=namespace).why()
 
 
 def fetch(
@@ -360,7 +368,7 @@ def fetch(
     kubeconfig: PathLike | None = None,
     context: str | None = None,
     namespace: str | None = None,
-) -> FetchResult:
+) -> "FetchResult":
     """Download a run from the cluster's volume, while it runs or after all of its pods are gone. Call it again to
     download what is new or to continue an interrupted download.
 
@@ -370,25 +378,20 @@ def fetch(
     image: image of the reader pod; it only needs python3.
     on_progress: called with the bytes `received` and `expected`.
     """
-    from llmtrain.kubernetes.client import Cluster
-    from llmtrain.operate.fetch.fetch_run import fetch_run
+    from llmtrain.operate.cluster_run import ClusterRun
     from llmtrain.operate.fetch.find_record import find_run_to_fetch
     from llmtrain.runs.directory import check_run_id
 
     check_run_id(as_text("run", run))
-    cluster = Cluster.connect(_text("kubeconfig", kubeconfig), context)
+    cluster = _connect(kubeconfig, context)
     record = find_run_to_fetch(cluster, run, namespace or cluster.namespace, claim, image)
-    return FetchResult(**fetch_run(cluster, record, Path(as_text("to", to)).expanduser(), only, on_progress))
+    return ClusterRun(cluster, record).fetch(as_text("to", to), only=only, on_progress=on_progress)
 
 
-def _run_name(name: str, run: PathLike | None) -> str | None:
-    """A Path is always the path of a run directory, text without a slash is an id."""
-    text = _text(name, run)
-    return str(Path(text).expanduser().absolute()) if text and isinstance(run, os.PathLike) else text
+def _connect(kubeconfig: PathLike | None, context: str | None) -> "Cluster":
+    from llmtrain.kubernetes.client import Cluster
 
-
-def _text(name: str, path: PathLike | None) -> str | None:
-    return None if path is None else as_text(name, path)
+    return Cluster.connect(optional_text("kubeconfig", kubeconfig), context)
 
 
 def _import_torch() -> None:

@@ -1,22 +1,29 @@
-"""The command table and exit codes. Only the module of the requested command is imported, so that --help is fast."""
+"""`llmtrain`: finds the command, and turns errors into exit codes. Only the module of that command is imported.
+
+commands/table.py lists the commands.
+"""
 
 import importlib
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
 
-from llmtrain.env import WORKER, openmp_variables
+from llmtrain.commands.table import COMMANDS, GROUPS, MODULES, NOT_AVAILABLE, OTHER_NAMES
+from llmtrain.core.env import WORKER, openmp_variables
+from llmtrain.core.files import is_full
+from llmtrain.core.interrupts import command_ended, command_starts
+from llmtrain.core.terminal import discard, open_missing_streams, print_in_any_encoding, say, stream_width
 from llmtrain.errors import Interrupted, LlmtrainError, TrainingFailed, UsageError
-from llmtrain.files import is_full
-from llmtrain.interrupts import command_ended, command_starts
 from llmtrain.runs.exit_report import forget_earlier_run, report_for_pod, write_exit_report, write_success_report
-from llmtrain.terminal import discard, print_in_any_encoding, say, stream_width
 from llmtrain.version import __version__
 
 # The parser does not support options with an optional value.
@@ -30,58 +37,7 @@ _PARSER_WORDS = {
 }
 
 # Dependencies of llmtrain that llmtrain-client does not have.
-_TRAINING_PACKAGES = {"torch", "numpy", "safetensors", "datasets", "tiktoken", "tokenizers"}
-
-# Shown by `llmtrain --help`. Each command is the function `command` of the module with its name in llmtrain.commands; a
-# command with subcommands is `app` of its module.
-COMMANDS = {
-    "Train": {
-        "train": "Train a model, or resume a run.",
-        "node": "Start and supervise the processes of one node.",
-        "doctor": "Check this machine, or all processes of a job, before training.",
-        "smoke": "Train a tiny classifier on synthetic data to test processes, network and device.",
-        "validate": "Check a config and list every problem.",
-        "print-config": "Print the resolved config.",
-        "config-schema": "Print the JSON Schema of config files, for editors.",
-        "presets": "List the presets that --config accepts by name, or show one.",
-        "init": "Write a commented config for your text or examples.",
-    },
-    "On a Kubernetes cluster": {
-        "launch": "Run a config or a command on a cluster, and watch it.",
-        "status": "Show the runs of a namespace, or one run with its pods.",
-        "logs": "Print the logs of all pods of a run, merged by time.",
-        "why": "Explain why a run is not healthy: cause, evidence, remedy.",
-        "recover": "Replace pods on nodes that are NotReady, and pods with a rank that hangs.",
-        "push": "Copy files into the pods of a run launched with --hold.",
-        "exec": "Run a command in the pods of a run.",
-        "stop": "Save a checkpoint and stop a run.",
-        "resume": "Launch a run again from its newest checkpoint.",
-        "fetch": "Download a run from the cluster's volume.",
-        "delete": "Remove a run from the cluster.",
-        "lint": "Check training manifests for common mistakes.",
-        "secret": "Create secrets that manifests refer to.",
-        "guard": "Keep the runs of a namespace alive unattended.",
-        "cluster": "Create a local cluster with Docker and kind (the tool).",
-    },
-    "Use a trained model": {
-        "generate": "Generate text with a run, an adapter or a model directory.",
-        "chat": "Chat with a model in the terminal.",
-        "eval": "Evaluate a model on text files.",
-        "export": "Write a model directory that transformers or peft loads.",
-        "sync": "Copy a run directory to S3.",
-        "runs": "List, show, compare and prune runs.",
-        "page": "Show runs in the browser, live.",
-        "report": "Write runs to one HTML file, or to Markdown.",
-    },
-    "Models and data": {
-        "fetch-model": "Download a model from the Hugging Face hub.",
-        "fetch-data": "Download a dataset from the Hugging Face hub.",
-        "prefetch": "Download everything a config names on the hub.",
-        "tokenizer": "Train a tokenizer.",
-    },
-}
-GROUPS = ("secret", "guard", "cluster", "presets", "runs", "tokenizer")
-_MODULES = {"eval": "evaluate"}
+_TRAINING_PACKAGES = {"torch", "numpy", "safetensors", "datasets", "pyarrow", "tiktoken", "tokenizers"}
 
 
 class _LazyGroup(typer.core.TyperGroup):
@@ -90,48 +46,84 @@ class _LazyGroup(typer.core.TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         _show_flags_without_value(self)
-        for panel, rows in COMMANDS.items():
+        for rows in COMMANDS.values():
             for name, summary in rows.items():
-                self.add_command(typer.core.TyperCommand(name, short_help=summary, rich_help_panel=panel))
+                self.add_command(typer.core.TyperCommand(name, short_help=summary))
+
+    def format_commands(self, _: Any, formatter: Any) -> None:
+        for panel, rows in COMMANDS.items():
+            with formatter.section(panel):
+                formatter.write_dl(list(rows.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        name, summary, rest = super().resolve_command(ctx, args)
-        return name, load_command(name) if name and summary else None, rest
+        if args and args[0] in OTHER_NAMES:
+            remedy = f"Did you mean `llmtrain {OTHER_NAMES[args[0]]}`?"
+            raise UsageError(f"There is no command '{args[0]}'.", remedy=remedy)
+        if args and args[0] in NOT_AVAILABLE:
+            raise UsageError(f"There is no command '{args[0]}'.", remedy=NOT_AVAILABLE[args[0]])
+        name, row, rest = super().resolve_command(ctx, args)
+        command = load_command(name) if name and row else None
+        return name, command, rest
+
+
+_GIVEN_ONCE = {
+    "config": "Pass one file. To build on another one, write `extends: FILE-OR-PRESET` in it.",
+    "run": "Pass one run.",
+    "adapter": "Pass one adapter.",
+    "model": "Pass one model.",
+}
+"""Options of which the parser would silently take the last, with the remedy. Some commands accept several runs."""
+
+
+_FIRST_ARGUMENT = ("config", "prompt", "to")
+"""Options of which people type the value without the option."""
 
 
 class _Command(typer.core.TyperCommand):
-    """Refuses a second --config, of which the parser would silently take the last."""
+    """Refuses a second --config, --run, --adapter or --model."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if any(parameter.name == "config" for parameter in self.params) and not ctx.resilient_parsing:
+        names = {parameter.name for parameter in self.params if not getattr(parameter, "multiple", False)}
+        if names & _GIVEN_ONCE.keys() and not ctx.resilient_parsing:
             _, surplus, order = self.make_parser(ctx).parse_args(list(args))
-            if sum(parameter.name == "config" for parameter in order) > 1:
-                raise UsageError(
-                    "--config was given more than once.",
-                    remedy="Pass one file. To build on another one, write `extends: FILE-OR-PRESET` in it.",
-                )
+            given = [parameter.name for parameter in order]
+            for name, remedy in _GIVEN_ONCE.items():
+                if name in names and given.count(name) > 1:
+                    raise UsageError(f"--{name} was given more than once.", remedy=remedy)
             if surplus:
-                hint = f"Did you mean --config {surplus[0]}? " if "-" not in surplus[0][:1] else ""
-                raise UsageError(f"Unexpected argument '{surplus[0]}'.", remedy=f"{hint}See `{ctx.command_path} -h`.")
+                remedy = f"See `{ctx.command_path} -h`."
+                for name in _FIRST_ARGUMENT:
+                    if name in names and not surplus[0].startswith("-"):
+                        remedy = f"Did you mean --{name} {shlex.quote(surplus[0])}? {remedy}"
+                        break
+                raise UsageError(f"Unexpected argument '{surplus[0]}'.", remedy=remedy)
         return super().parse_args(ctx, args)
 
 
 def load_command(name: str) -> Any:
-    module = importlib.import_module(f"llmtrain.commands.{_MODULES.get(name, name).replace('-', '_')}")
+    module = importlib.import_module(f"llmtrain.commands.{MODULES.get(name, name).replace('-', '_')}")
     if name in GROUPS:
-        group = typer.main.get_group(module.app)
+        group: Any = typer.main.get_group(module.app)
         for command in (group, *group.commands.values()):
             _show_flags_without_value(command)
+            command.rich_markup_mode = None
+        group.format_commands = partial(_list_commands, group.commands)
         return group
-    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     single.command(name, cls=_Command)(module.command)
     command = typer.main.get_command(single)
     _show_flags_without_value(command)
     return command
 
 
+def _list_commands(commands: dict[str, Any], _: Any, formatter: Any) -> None:
+    """The commands of a group, with their whole first paragraph: the parser cuts it off after 45 characters."""
+    with formatter.section("Commands"):
+        formatter.write_dl([(name, " ".join(row.help.split())) for name, row in commands.items()])
+
+
 def _show_flags_without_value(command: Any) -> None:
-    """In help texts: `--json`, not `--json <bool>`, which looks as if it took a value."""
+    """Show `--json` in help texts, not `--json <bool>`, which looks as if it took a value."""
     get_params = command.get_params
 
     def get_params_without_types(ctx: Any) -> list[Any]:
@@ -152,6 +144,7 @@ app = typer.Typer(
     help=SUMMARY,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # typer's rich help imports a Markdown parser, half of the time that --help took
     context_settings={"help_option_names": ["-h", "--help"]},  # contexts of the commands inherit it
 )
 
@@ -174,41 +167,45 @@ def top(
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code, see errors.py. `node` translates it for its platform."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    end = arguments.index("--") if "--" in arguments else len(arguments)  # the user's own command follows
-    dry_run = next((word for word in arguments[:end] if word.startswith("--dry-run=") and word not in _SPELLING), None)
+    has_command = "--" in arguments  # the command that `node` or `launch` runs follows
+    end = arguments.index("--") if has_command else len(arguments)
     arguments[:end] = [_SPELLING.get(word, word) for word in arguments[:end]]
     forget_earlier_run()
+    open_missing_streams()
     print_in_any_encoding()
     os.environ.update(openmp_variables())
     if arguments[:1] in (["node"], ["prefetch"]) or os.getpid() == 1:
         report_for_pod()
     try:
-        code = _run_in_child(is_own_command=end < len(arguments)) if arguments[:1] == ["node"] else None
+        code = None
+        if arguments[:1] == ["node"]:
+            code = _run_in_child(has_command)
         if os.environ.get(WORKER) == "1":
             _terminate_with_parent()
-        if dry_run:
-            raise UsageError(
-                f"{dry_run}: use --dry-run=client (no cluster) or --dry-run=server (the API server checks)."
-            )
+        _check_dry_run(arguments[:end])
         if code is None:
             code = _run_command(arguments)
     except LlmtrainError as error:
         code = _report(error, arguments[:end])
     except _ParserError as error:
-        message = error.format_message()  # empty if the help was printed instead
-        for words, rule in _PARSER_WORDS.items():
-            message = message.replace(words, rule)
-        usage = _field_as_option(error, arguments[:end]) or UsageError(message, remedy=_help_hint(error))
-        code = _report(usage, arguments[:end]) if message else 0
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command, such as `llmtrain runs`
+            say(error.format_message())
+            code = 0
+        else:
+            code = _report(_usage_error(error, arguments[:end]), arguments[:end])
     except (typer.Abort, KeyboardInterrupt):
         code = 130
     except OSError as problem:
         if isinstance(problem, BrokenPipeError) and _is_unread():
             sys.exit(128 + signal.SIGPIPE)  # as other programs whose reader has gone (`| head`)
-        if not is_full(problem):
+        refused = _not_allowed(problem)
+        if is_full(problem):
+            code = _report(_output_lost(problem), [])
+        elif refused is not None:
+            code = _report(refused, arguments[:end])
+        else:
             write_exit_report(_crash(problem))
             raise
-        code = _report(_output_lost(problem), [])
     except Exception as problem:
         missing = _needs_full_install(problem, arguments)
         if missing is None:
@@ -231,29 +228,36 @@ def _run_command(arguments: list[str]) -> Any:
         command_ended()
 
 
-def _run_in_child(is_own_command: bool) -> int | None:
-    from llmtrain.distributed.exit_codes import run_in_child
+def _check_dry_run(arguments: list[str]) -> None:
+    for word in arguments:
+        if word.startswith("--dry-run="):  # the values that exist have another spelling by now
+            raise UsageError(f"{word}: use --dry-run=client (no cluster) or --dry-run=server (the API server checks).")
 
-    return run_in_child(is_own_command)
+
+def _run_in_child(has_command: bool) -> int | None:
+    from llmtrain.distributed.platform_codes import run_in_child
+
+    return run_in_child(has_command)
 
 
 def _terminate_with_parent() -> None:
-    from llmtrain.distributed.exit_codes import terminate_with_parent
+    from llmtrain.distributed.platform_codes import terminate_with_parent
 
     terminate_with_parent()
 
 
 def _flush_output() -> int | None:
     """Flush before Python does at its exit, where a failed flush gives exit code 120. Returns the exit code if the
-    result could not be written; lost log lines do not matter."""
+    result could not be written."""
     code = None
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:  # None: closed by the caller (`>&-`)
                 stream.flush()
         except OSError as problem:
-            is_lost = stream is sys.stdout and not isinstance(problem, BrokenPipeError)  # a closed pipe needs no result
-            code = code or (_report(_output_lost(problem), []) if is_lost else None)
+            # Lost log lines do not matter, and a closed pipe (`| head`) needs no result.
+            if stream is sys.stdout and not isinstance(problem, BrokenPipeError):
+                code = _report(_output_lost(problem), [])
             discard(stream)
     return code
 
@@ -284,12 +288,29 @@ def _crash(problem: Exception) -> LlmtrainError:
     return LlmtrainError(f"{type(problem).__name__}: {problem}")
 
 
-def _output_lost(problem: OSError) -> LlmtrainError:
-    return TrainingFailed(
-        f"Cannot write to {problem.filename or 'standard output'}: {problem.strerror}.",
-        remedy="Free some space, then run the same command again." if is_full(problem) else None,
-        reason="disk_full" if is_full(problem) else None,
+def _not_allowed(problem: OSError) -> UsageError | None:
+    """The error for a file or directory that this user may not read or write; None for every other problem."""
+    if not isinstance(problem, PermissionError) or problem.filename is None:
+        return None
+    return UsageError(
+        f"{problem.filename}: {problem.strerror} for the user id {os.geteuid()}.",
+        remedy="Change the permissions, or run the command as another user.",
     )
+
+
+def _output_lost(problem: OSError) -> LlmtrainError:
+    error = TrainingFailed(f"Cannot write to {problem.filename or 'standard output'}: {problem.strerror}.")
+    if is_full(problem):
+        error.remedy = "Free some space, then run the same command again."
+        error.reason = "disk_full"
+    return error
+
+
+def _usage_error(error: Any, arguments: list[str]) -> UsageError:
+    message = error.format_message()
+    for words, rule in _PARSER_WORDS.items():
+        message = message.replace(words, rule)
+    return _field_as_option(error, arguments) or UsageError(message, remedy=_help_hint(error))
 
 
 def _field_as_option(error: Any, arguments: list[str]) -> UsageError | None:
@@ -300,10 +321,13 @@ def _field_as_option(error: Any, arguments: list[str]) -> UsageError | None:
     from llmtrain.config.problems import setting_of_option
 
     option = error.option_name
-    words = [(word.partition("=")[0], word) for word in arguments]
-    at = next((index for index, (name, _) in enumerate(words) if name == option), len(words))
-    following = [words[at][1].partition("=")[2] if at < len(words) else "", *arguments[at + 1 : at + 2]]
-    value = next((word for word in following if word and not word.startswith("--")), "VALUE")
+    value = "VALUE"
+    for word, following in pairwise([*arguments, ""]):
+        name, _, attached = word.partition("=")
+        given = attached or following
+        if name == option and given and not given.startswith("--"):
+            value = given
+            break
     remedy = setting_of_option(option, value)
     return UsageError(f"There is no option {option}.", remedy=remedy) if remedy else None
 
@@ -323,11 +347,17 @@ def _report(error: LlmtrainError, arguments: list[str]) -> int:
         with suppress(OSError):
             print(json.dumps(error.as_dict()))  # on one line, as `logs --json` prints one object per line
     with suppress(OSError):  # a log on a full disk must not change the exit code
-        say(_interrupted_line(error) if isinstance(error, Interrupted) else f"error: {error}", sys.stderr)
+        if isinstance(error, Interrupted):
+            say(_interrupted_line(error), sys.stderr)
+        else:
+            say(f"error: {error}", sys.stderr, {"error:": "red"})
     return error.exit_code
 
 
 def _interrupted_line(error: Interrupted) -> str:
     """On one line, unless that would break the command to resume with in a narrow terminal."""
-    line, width = f"{error.what} {error.remedy or ''}".rstrip(), stream_width(sys.stderr)
-    return line if width is None or len(line) <= width else f"{error.what}\n{error.remedy}"
+    line = f"{error.what} {error.remedy or ''}".rstrip()
+    width = stream_width(sys.stderr)
+    if width is None or len(line) <= width:
+        return line
+    return f"{error.what}\n{error.remedy}"

@@ -1,4 +1,4 @@
-"""Classes of a user's own, named `package.module:Class` or by an entry point, and the options they declare."""
+"""Plugins: classes that users bring, named `package.module:Class` or by an entry point, and their options."""
 
 import hashlib
 import importlib
@@ -16,10 +16,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from llmtrain.core.files import file_sha256
+from llmtrain.core.logs import log
+from llmtrain.core.text import one_line
 from llmtrain.errors import LlmtrainError, UsageError, nearest
-from llmtrain.files import file_sha256
-from llmtrain.logs import log
-from llmtrain.text import one_line
 
 SHOWN_LENGTH = 200
 INSTALLED = ("site-packages", "dist-packages")
@@ -31,7 +31,7 @@ OptionProblem = tuple[tuple[str, ...], str]
 
 @dataclass(frozen=True)
 class PluginKind:
-    """A place in the config where a class of the user's own may be named."""
+    """A place in the config where a plugin may be named."""
 
     field: str
     group: str
@@ -142,30 +142,29 @@ def _import_failed(kind: PluginKind, name: str, module: str, problem: BaseExcept
     return error
 
 
-def is_own(kind: type[Any]) -> bool:
-    """Whether a class is the user's own, not one of llmtrain."""
+def is_plugin_class(kind: type[Any]) -> bool:
+    """Whether a class is a plugin, not one of llmtrain."""
     return kind.__module__.partition(".")[0] != "llmtrain"
 
 
 def class_name(kind: type[Any]) -> str:
-    """As it is written in a config."""
+    """The name of a class as it is written in a config."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 @contextmanager
-def user_code(kind: type[Any], what: str, error: type[LlmtrainError] = UsageError) -> Iterator[None]:
-    """Turn an exception that a class of the user's own raises into one error with file and line. `what` names the
-    method. LLMTRAIN_DEBUG=1 logs the traceback. What classes of llmtrain raise is not changed."""
+def plugin_errors(kind: type[Any], what: str, error: type[LlmtrainError] = UsageError) -> Iterator[None]:
+    """Turn an exception that a plugin raises into one error with file and line. `what` names the method.
+    LLMTRAIN_DEBUG=1 logs the traceback. What classes of llmtrain raise is not changed."""
     try:
         yield
     except (LlmtrainError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as problem:
-        if not is_own(kind):
+        if not is_plugin_class(kind):
             raise
         log("TRAIN", "".join(traceback.format_exception(problem)).rstrip(), logging.DEBUG)
-        place, last = _place(problem), _last_line(problem)
-        raise error(f"{class_name(kind)}: {what} failed at {place}: {last}") from None
+        raise error(f"{class_name(kind)}: {what} failed at {_place(problem)}: {_last_line(problem)}") from None
 
 
 def wrong_result(
@@ -179,7 +178,19 @@ def wrong_result(
         shown = f"a {name} of shape {tuple(shape)}"
     else:
         shown = f"{one_line(repr(value), SHOWN_LENGTH)} ({name})"
-    return error(f"{class_name(kind)}: {what} {shown}; expected {expected}.", remedy="See docs/extending.md.")
+    where = f"{class_name(kind)}{_defined_at(kind)}"
+    return error(f"{where}: {what} {shown}; expected {expected}.", remedy="See docs/extending.md.")
+
+
+def _defined_at(kind: type[Any]) -> str:
+    """` (file:line)` of a plugin; empty if it has no file."""
+    if not is_plugin_class(kind):
+        return ""
+    try:
+        file = inspect.getsourcefile(kind)
+        return f" ({file}:{inspect.getsourcelines(kind)[1]})" if file else ""
+    except (OSError, TypeError):  # defined in an interactive session
+        return ""
 
 
 def _last_line(problem: BaseException) -> str:
@@ -193,8 +204,8 @@ def _place(problem: BaseException) -> str:
         return f"{problem.filename}:{problem.lineno}"
     frames = [frame for frame in traceback.extract_tb(problem.__traceback__) if not frame.filename.startswith("<")]
     others = [frame for frame in frames if not frame.filename.startswith(PACKAGE)]
-    own = [frame for frame in others if not _is_installed(frame.filename)]
-    last = (own or others or frames)[-1]
+    written = [frame for frame in others if not _is_installed(frame.filename)]
+    last = (written or others or frames)[-1]
     return f"{last.filename}:{last.lineno}"
 
 
@@ -214,23 +225,24 @@ def read_options(kind: type[Any], options: Mapping[str, Any]) -> tuple[BaseModel
     if not isinstance(model, type) or not issubclass(model, BaseModel):
         return None, [((), f"{kind.__qualname__}.Options must be a pydantic BaseModel.")]
     accepted = ", ".join(sorted(model.model_fields)) or "none"
-    aliases = {info.alias for info in model.model_fields.values()}
-    allows_any = model.model_config.get("extra") == "allow"
-    unknown = [name for name in options if name not in model.model_fields and name not in aliases and not allows_any]
-    problems: list[OptionProblem] = [
-        ((name,), f"is unknown.{nearest(name, model.model_fields)} Accepted by {kind.__qualname__}: {accepted}.")
-        for name in unknown
-    ]
+    accepted_by = f"Accepted by {kind.__qualname__}: {accepted}."
+    names = {*model.model_fields, *(info.alias for info in model.model_fields.values())}
+    problems: list[OptionProblem] = []
+    known = {}
+    for name, value in options.items():
+        if name in names or model.model_config.get("extra") == "allow":
+            known[name] = value
+        else:
+            problems.append(((name,), f"is unknown.{nearest(name, model.model_fields)} {accepted_by}"))
     try:
-        return model.model_validate({name: options[name] for name in options if name not in unknown}), problems
+        return model.model_validate(known), problems
     except ValidationError as error:
         for row in error.errors(include_url=False, include_context=False):
             message = row["msg"][:1].lower() + row["msg"][1:]
-            got = "" if row["type"] == "missing" else f", got {repr(row['input'])[:SHOWN_LENGTH]}"
-            problems.append(
-                (tuple(map(str, row["loc"])), f"{message}{got}. Accepted by {kind.__qualname__}: {accepted}.")
-            )
-    except Exception as problem:  # raised by a validator of the user's own
+            if row["type"] != "missing":
+                message += f", got {repr(row['input'])[:SHOWN_LENGTH]}"
+            problems.append((tuple(map(str, row["loc"])), f"{message}. {accepted_by}"))
+    except Exception as problem:  # raised by a validator of the plugin
         problems.append(((), f"cannot be validated: {type(problem).__name__} at {_place(problem)}: {problem}"))
     return None, problems
 
@@ -238,10 +250,17 @@ def read_options(kind: type[Any], options: Mapping[str, Any]) -> tuple[BaseModel
 def parse_options(kind: type[Any], options: Mapping[str, Any]) -> BaseModel:
     """The validated options of a class; raises UsageError for the first problem."""
     parsed, problems = read_options(kind, options)
-    for path, text in problems:
-        raise UsageError(f"{'.'.join(('options', *path))}{'' if text.startswith('is unknown') else ':'} {text}")
+    if problems:
+        path, text = problems[0]
+        raise UsageError(option_problem(("options", *path), text))
     assert parsed is not None
     return parsed
+
+
+def option_problem(path: Iterable[str], text: str) -> str:
+    """`options.width is unknown. ...`, or `options.width: must be ...`"""
+    colon = "" if text.startswith("is unknown") else ":"
+    return f"{'.'.join(path)}{colon} {text}"
 
 
 def source_sha256(kind: type[Any]) -> str | None:
@@ -262,7 +281,9 @@ def _source_files(kind: type[Any]) -> tuple[Path | None, list[Path]]:
     if directories:
         return directories[0].parent, sorted(directories[0].rglob("*.py"))
     file = getattr(top, "__file__", None)
-    return (Path(file).parent, [Path(file)]) if file and Path(file).is_file() else (None, [])
+    if file and Path(file).is_file():
+        return Path(file).parent, [Path(file)]
+    return None, []
 
 
 def describe_plugin(name: str, kind: type[Any]) -> dict[str, Any]:

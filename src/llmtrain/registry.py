@@ -1,10 +1,10 @@
 """Names in configs, and the class of each as "module:Class", imported on use.
 
 A new model or dataset of llmtrain needs one module, one row here, one config section, one preset and one test. A
-tracker needs a field in config/tracking.py. A launch kind implements launch.plan.Workload; its API group and plural
-name are in kubernetes/client.py, and what its controller reports is read in operate/status/ and operate/why/.
+tracker needs a field in config/tracking.py. A launch kind is a subclass of launch.kinds.base.Kind, which answers every
+question about it.
 
-Users name classes of their own `package.module:Class`, or register names by entry points: see plugins.py.
+Users name plugins `package.module:Class`, or register names by entry points: see plugins.py.
 """
 
 import importlib
@@ -42,13 +42,14 @@ TRACKERS = {
 REPORTS = {"html": "llmtrain.page.report:write_report"}
 """What a finished run writes about itself. `page` is above `training`, so it is named here."""
 
-WORKLOADS = {
-    "indexed_job": "llmtrain.launch.workloads.indexed_job:IndexedJob",
-    "stateful_set": "llmtrain.launch.workloads.stateful_set:StatefulSet",
-    "pytorch_job": "llmtrain.launch.workloads.pytorch_job:PyTorchJob",
-    "train_job": "llmtrain.launch.workloads.train_job:TrainJob",
-    "job_set": "llmtrain.launch.workloads.job_set:JobSet",
+KINDS = {
+    "indexed_job": "llmtrain.launch.kinds.indexed_job:IndexedJob",
+    "stateful_set": "llmtrain.launch.kinds.stateful_set:StatefulSet",
+    "job_set": "llmtrain.launch.kinds.job_set:JobSet",
+    "pytorch_job": "llmtrain.launch.kinds.pytorch_job:PyTorchJob",
+    "train_job": "llmtrain.launch.kinds.train_job:TrainJob",
 }
+"""Values of launch.kind. Those that need no operator come first."""
 
 PLUGINS = {
     kind.field: kind
@@ -75,7 +76,7 @@ def check_name(field: str, name: str, table: dict[str, str]) -> str | None:
 
 
 def resolve(field: str, name: str, table: dict[str, str]) -> Any:
-    """Import the class with this name: of the table, else of the user's own where the field accepts one."""
+    """Import the class with this name: of the table, else a plugin where the field accepts one."""
     if name not in table and field in PLUGINS:
         return load_plugin(PLUGINS[field], name)
     problem = check_name(field, name, table)
@@ -83,3 +84,8 @@ def resolve(field: str, name: str, table: dict[str, str]) -> Any:
         raise UsageError(problem)
     module, _, attribute = table[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def all_kinds() -> list[Any]:
+    """The class of every launch kind, also for packages below `launch`."""
+    return [resolve("launch.kind", name, KINDS) for name in KINDS]

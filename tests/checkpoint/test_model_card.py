@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 import yaml
 
-from llmtrain.checkpoint.model_card import model_card
+from llmtrain.checkpoint.model_card import card_with_base_model, model_card
 from llmtrain.checkpoint.state import TrainState
 from llmtrain.config.document import Document
 from llmtrain.config.load import build_config
 from llmtrain.config.schema import Config
+from llmtrain.hub.model_names import HubModel
 
+BASE = HubModel("somebody/base-model", "0123abcd")
 PROGRESS = TrainState(
     step=12,
     tokens=34567,
@@ -50,20 +52,20 @@ def table(card: str) -> dict[str, str]:
 
 
 def test_header_has_the_hub_metadata() -> None:
-    card = model_card(config(), PROGRESS, "ab" * 32, is_adapter=True)
+    card = model_card(config(), PROGRESS, BASE, "ab" * 32, is_adapter=True)
     assert head(card) == {
         "base_model": "somebody/base-model",
         "library_name": "peft",
         "pipeline_tag": "text-generation",
         "tags": ["llmtrain", "lora"],
     }
-    merged = head(model_card(config(), PROGRESS, None, is_adapter=False))
+    merged = head(model_card(config(), PROGRESS, BASE, None, is_adapter=False))
     assert merged["library_name"] == "transformers"
     assert merged["base_model"] == "somebody/base-model"
 
 
 def test_card_has_losses_steps_and_origin() -> None:
-    card = model_card(config(), PROGRESS, "ab" * 32, is_adapter=True)
+    card = model_card(config(), PROGRESS, BASE, "ab" * 32, is_adapter=True)
     assert table(card) == {
         "steps": "12",
         "epochs": "2",
@@ -74,12 +76,13 @@ def test_card_has_losses_steps_and_origin() -> None:
         "best validation loss (of step 8, not of these weights)": "1.6250",
     }
     assert "# my run\n" in card
-    assert f"Low-rank adapters (LoRA) of `somebody/base-model` (SHA-256 of its files `{'ab' * 32}`)" in card
+    base = "`somebody/base-model` at revision `0123abcd`"
+    assert f"Low-rank adapters (LoRA) of {base} (SHA-256 of its files `{'ab' * 32}`)" in card
     assert "trained on `rows.jsonl` (instruct_jsonl)" in card
 
 
 def test_card_has_the_config_as_yaml() -> None:
-    card = model_card(config(trainer={"lr": 0.25}, run={"seed": 7}), PROGRESS, None, is_adapter=True)
+    card = model_card(config(trainer={"lr": 0.25}, run={"seed": 7}), PROGRESS, BASE, None, is_adapter=True)
     kept = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
     assert kept["model"]["lora"]["rank"] == 4
     assert kept["trainer"]["lr"] == 0.25
@@ -88,46 +91,73 @@ def test_card_has_the_config_as_yaml() -> None:
 
 def test_unknown_values_are_omitted() -> None:
     """At a checkpoint before the first evaluation."""
-    card = model_card(config(), TrainState(step=3, first_train_loss=2.0, last_train_loss=1.0).as_dict(), None, True)
+    card = model_card(
+        config(), TrainState(step=3, first_train_loss=2.0, last_train_loss=1.0).as_dict(), BASE, None, True
+    )
     assert "validation loss" not in card
     assert "None" not in card
     assert "SHA-256" not in card
-    assert table(model_card(config(), {}, None, is_adapter=True)) == {}
+    assert table(model_card(config(), {}, BASE, None, is_adapter=True)) == {}
 
 
 def test_card_of_full_fine_tuning_and_of_a_model_from_scratch() -> None:
-    full = model_card(config(model={"lora": None}), PROGRESS, None, is_adapter=False)
+    full = model_card(config(model={"lora": None}), PROGRESS, BASE, None, is_adapter=False)
     assert "All weights of `somebody/base-model`" in full
     assert head(full)["tags"] == ["llmtrain"]
     scratch = config(
         model={"name": "gpt"},
         data={"name": "text_files", "files": ["a.txt", "b.txt"]},
     )
-    card = model_card(scratch, PROGRESS, None, is_adapter=False)
+    card = model_card(scratch, PROGRESS, None, None, is_adapter=False)
     assert "base_model" not in head(card)
     assert "trained from scratch on `a.txt, b.txt`" in card
 
 
-@pytest.mark.parametrize("path", ["/models/with: colon", "/models/#1", "/a 'quoted' \"name\"", "/naïve/模型", "yes"])
-def test_header_is_valid_yaml_for_any_path(path: str) -> None:
-    card = model_card(config(model={"path": path}), PROGRESS, None, is_adapter=True)
-    assert head(card)["base_model"] == path
+@pytest.mark.parametrize("lora", [{"rank": 4}, None])
+def test_base_model_without_a_name_is_left_out(lora: dict[str, Any] | None) -> None:
+    """A path of this machine is of no use to others."""
+    fine_tuned = config(model={"path": "/mnt/me/models/base", "lora": lora})
+    card = model_card(fine_tuned, PROGRESS, None, "ab" * 32, is_adapter=lora is not None)
+    assert "base_model" not in head(card)
+    assert "/mnt/me" not in card
+    assert "ab" * 32 in card
+    assert "from scratch" not in card
+
+
+def test_base_model_of_an_existing_card_is_replaced() -> None:
+    card = model_card(config(), PROGRESS, HubModel("somebody/another"), None, is_adapter=True)
+    changed = card_with_base_model(card, BASE)
+    assert head(changed) == {**head(card), "base_model": "somebody/base-model"}
+    assert table(changed) == table(card)
+    assert card_with_base_model(changed, BASE) == changed
+    assert card_with_base_model(changed, None) == changed
+
+
+@pytest.mark.parametrize("base", [BASE, None])
+def test_path_in_an_existing_card_is_removed(base: HubModel | None) -> None:
+    """As earlier versions wrote it."""
+    card = model_card(config(), PROGRESS, HubModel("/mnt/me/base"), None, is_adapter=True)
+    changed = card_with_base_model(card, base)
+    assert "/mnt/me" not in changed
+    assert head(changed).get("base_model") == (base.name if base else None)
 
 
 def test_card_has_the_notes() -> None:
-    assert "a note of mine" in model_card(config(run={"notes": "a note of mine"}), PROGRESS, None, is_adapter=True)
+    assert "a note of mine" in model_card(
+        config(run={"notes": "a note of mine"}), PROGRESS, BASE, None, is_adapter=True
+    )
 
 
 def test_card_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     """People upload model cards."""
     monkeypatch.setenv("HF_TOKEN", "hf_CanaryOnTheCard7")
     secret = config(run={"notes": "with hf_CanaryOnTheCard7", "name": "hf_CanaryOnTheCard7"})
-    assert "CanaryOnTheCard7" not in model_card(secret, PROGRESS, None, is_adapter=True)
+    assert "CanaryOnTheCard7" not in model_card(secret, PROGRESS, BASE, None, is_adapter=True)
 
 
 def test_loss_of_another_step_is_marked() -> None:
     saved_between = {**PROGRESS, "evaluated_step": 8, "best_step": 12}
-    found = table(model_card(config(), saved_between, None, is_adapter=True))
+    found = table(model_card(config(), saved_between, BASE, None, is_adapter=True))
     assert "validation loss" not in found
     assert found["validation loss (of step 8, not of these weights)"] == "1.7500"
     assert found["best validation loss"] == "1.6250"

@@ -15,6 +15,7 @@ import rank_harness as ranks
 import torch
 from torch import nn
 
+from limits import limit
 from llmtrain.checkpoint.checkpoint import Checkpoint
 from llmtrain.checkpoint.saver import Saver
 from llmtrain.checkpoint.state import model_tensors, optimizer_tensors
@@ -56,7 +57,7 @@ class GatedStore(CheckpointStore):
 
     def save(self, *arguments: Any, **options: Any) -> None:
         self.threads.append(threading.current_thread().name)
-        assert self.gate.wait(10)
+        assert self.gate.wait(limit(10))
         if self.problem:
             raise self.problem
         super().save(*arguments, **options)

@@ -29,11 +29,11 @@ from llmtrain.checkpoint.shards import (
     shard,
 )
 from llmtrain.checkpoint.state import model_tensors, optimizer_tensors, state_sha256
-from llmtrain.checkpoint.store import MANIFEST, CheckpointRequest, CheckpointStore
+from llmtrain.checkpoint.store import CHECKSUMS, CheckpointRequest, CheckpointStore
 from llmtrain.distributed.control_group import ControlGroup
 from llmtrain.errors import CheckpointError
+from llmtrain.runs.checksums import checksums_text
 from llmtrain.runs.lock import NullLock
-from llmtrain.runs.manifest import manifest_text
 from llmtrain.training import run as run_module
 
 # Boxes
@@ -233,9 +233,9 @@ def forged(tmp_path: Path) -> Callable[..., Checkpoint]:
         index = json.loads((checkpoint.path / INDEX).read_text())
         change(index["model"]["a"])
         (checkpoint.path / INDEX).write_text(json.dumps(index))
-        files = json.loads((checkpoint.path / MANIFEST).read_text())["files"]
-        files[INDEX] = checkpoint_module.manifest_entry(checkpoint.path / INDEX)
-        (checkpoint.path / MANIFEST).write_text(manifest_text(files))
+        files = json.loads((checkpoint.path / CHECKSUMS).read_text())["files"]
+        files[INDEX] = checkpoint_module.checksum_entry(checkpoint.path / INDEX)
+        (checkpoint.path / CHECKSUMS).write_text(checksums_text(files))
         return checkpoint
 
     return forge
@@ -451,7 +451,7 @@ def test_tensor_with_fewer_rows_than_ranks(tmp_path: Path, cache: Path) -> None:
     )
 
     def shrink() -> None:
-        from llmtrain.training import build as build_module
+        from llmtrain.training import components as build_module
 
         before = build_module.build_module
 

@@ -83,6 +83,7 @@ def test_invalid_launch_section_is_refused(sets: list[str], words: str) -> None:
 
 def test_overrides_of_subsections_and_mappings() -> None:
     launch = load("resources.cpu=2", "runs_volume.claim=x", "env.NCCL_DEBUG=INFO", "env.N=3", "nodes=2:4").launch
+    assert launch.runs_volume
     assert (launch.resources.cpu, launch.runs_volume.claim, launch.node_range) == ("2", "x", (2, 4))
     assert launch.env == {"NCCL_DEBUG": "INFO", "N": "3"}
     assert load("env.TOKENIZERS_PARALLELISM=x").launch.env

@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from llmtrain import registry
 from llmtrain.config.aliases import alias_of, all_targets
 from llmtrain.config.document import parse_document
 from llmtrain.config.load import build_config, dump_config, find_config, flat_overrides, list_presets, load_config
 from llmtrain.config.model import LoraSection
 from llmtrain.config.problems import setting_of_option
-from llmtrain.config.schema import SECTIONS, Config, classes_of, differences, may_change
+from llmtrain.config.schema import KINDS, SECTIONS, Config, classes_of, differences, may_change
 from llmtrain.config.trainer import OPTIMIZER_DEFAULTS
 from llmtrain.errors import ConfigError, UsageError
 
@@ -176,7 +177,8 @@ class TestStrictness:
     def test_unknown_name_without_a_near_one_has_no_suggestion(self) -> None:
         found = only_problem("trainer: {zzzzzzz: 5}")
         assert "Did you mean" not in found
-        assert "max_steps" in found
+        assert " and " in found
+        assert "docs/config.md" in found
 
     @pytest.mark.parametrize("text", ["[1, 2]", "5", "trainer", "1: {a: b}"])
     def test_document_must_be_a_mapping(self, text: str) -> None:
@@ -197,6 +199,11 @@ class TestStrictness:
     def test_invalid_yaml_is_refused(self, text: str) -> None:
         with pytest.raises(ConfigError, match="not valid YAML"):
             load(text)
+
+    def test_large_document_is_not_read_to_its_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("llmtrain.config.yaml_values.MAX_VALUES", 100)
+        assert "more than 100 values" in only_problem("model:\n" + "  a: 1\n" * 60 + "  ][ not YAML\n")
+        assert "not YAML" in only_problem("model:\n" + "".join(f"  a{i}: 1\n" for i in range(40)) + "  ][ not YAML\n")
 
     def test_recursive_alias_is_refused(self) -> None:
         with pytest.raises(ConfigError):
@@ -596,6 +603,35 @@ def test_vocabulary_smaller_than_the_tokenizers_is_refused(tokenizer: str | None
         return
     with pytest.raises(ConfigError, match=r"model\.vocab_size"):
         load_config("gpt_smoke", overrides)
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides"),
+    [
+        ("model: {name: gpt}", ["data.packing=true"]),
+        ("model: {name: dummy_gpt}", []),
+        ("model: {name: gpt, architecture: modern}", []),
+        ("model: {name: hf_causal_lm, path: x, lora: {}}", ["trainer.optimizer=adafactor"]),
+        ("model: {name: hf_causal_lm, path: x, lora: {quantize: true}}", ["distributed.strategy=fsdp"]),
+    ],
+)
+def test_sections_that_do_not_fit_together_are_refused(text: str, overrides: list[str]) -> None:
+    examples = "data: {name: instruct_jsonl, train_file: x.jsonl}"
+    assert only_problem(f"{text}\n{examples}", *overrides)
+
+
+@pytest.mark.parametrize("name", sorted(KINDS["model"]))
+def test_packing_is_accepted_for_models_that_pack(name: str) -> None:
+    can_pack = registry.resolve("model.name", name, registry.MODELS).can_pack
+    path = ["model.path=x"] if name == "hf_causal_lm" else []
+    examples = ["data.name=instruct_jsonl", "data.train_file=x.jsonl"]
+    for packing in (True, False):
+        try:
+            load("", f"model.name={name}", *path, *examples, f"data.packing={str(packing).lower()}")
+            is_accepted = True
+        except ConfigError:
+            is_accepted = False
+        assert is_accepted == (can_pack or not packing)
 
 
 class TestKinds:

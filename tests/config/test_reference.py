@@ -10,7 +10,7 @@ from llmtrain import registry
 from llmtrain.config.load import list_presets
 from llmtrain.config.reference import json_schema, reference_markdown
 from llmtrain.config.schema import KINDS, SECTIONS, Config, classes_of, may_change, subsection
-from llmtrain.env import VARIABLES
+from llmtrain.core.env import VARIABLES
 
 
 def test_config_md_is_up_to_date(repo: Path) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from llmtrain.compat.downgrade import downgrade, lost_in_v2
+from llmtrain.compat.upgrade import upgraded_values
 from llmtrain.config.load import dump_config, load_config
 from llmtrain.config.model import GptSection, ModernGptSection
 from llmtrain.config.schema import Config, differences
@@ -24,7 +26,6 @@ from llmtrain.config.sizes import (
     default_heads,
     default_lr,
 )
-from llmtrain.config.upgrade import downgrade, lost_in_v2, upgraded_values
 from llmtrain.distributed.batch_split import micro_batches_in_step
 from llmtrain.errors import ConfigError, UsageError
 
@@ -109,10 +110,10 @@ def test_default_batch_is_split_for_several_processes() -> None:
 def test_settings_for_more_processes_keep_the_batch() -> None:
     config = load_config("gpt_modern_124m")
     with pytest.raises(UsageError) as error:
-        micro_batches_in_step(config, 4)
+        micro_batches_in_step(config.trainer, config.distributed, 4)
     settings = re.findall(r"--set (trainer\.\w+=\d+)", error.value.remedy or "")
     changed = load_config("gpt_modern_124m", settings)
-    assert micro_batches_in_step(changed, 4) == 4
+    assert micro_batches_in_step(changed.trainer, changed.distributed, 4) == 4
     assert changed.trainer.micro_batch_size * 4 == config.trainer.micro_batch_size
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from llmtrain.data.batches import IGNORE_INDEX
+from llmtrain.core.targets import IGNORE_INDEX
 from llmtrain.data.store.token_store import TokenStore, _open_tokens
 from llmtrain.data.text.window_batches import WindowBatches, WindowEvalBatches
 from llmtrain.errors import DataError
@@ -48,7 +48,6 @@ class TestTraining:
         starts = torch.cat([batches[n].inputs[:, 0] for n in range(9)])  # four epochs
         for epoch in starts.split(9):
             assert len(set(epoch.tolist())) == 9
-        assert [batches.sampler.epoch_of(n * batches.size) for n in (0, 2, 3, 8)] == [0, 0, 1, 3]
 
     def test_order_never_changes(self) -> None:
         """Runs of earlier versions must resume with the same samples. Recorded with the first version."""

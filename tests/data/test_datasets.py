@@ -1,6 +1,8 @@
 """The datasets of the registry, each prepared as for training."""
 
+import hashlib
 import json
+import logging
 import os
 import re
 from pathlib import Path
@@ -13,6 +15,7 @@ from llmtrain import registry
 from llmtrain.config.schema import KINDS
 from llmtrain.data.base import DataModule, PreparedData
 from llmtrain.errors import DataError, UsageError
+from record_files import write_parquet, write_rows
 
 TRAIN = [f"Train row {i}.\n" for i in range(40)]
 VAL = [f"Val row {i}.\n" for i in range(5)]
@@ -80,6 +83,136 @@ class TestTextFiles:
         (tmp_path / "a.txt").write_bytes(b"ok\nbad \xff")
         with pytest.raises(DataError, match=r"a\.txt, line 2: .*byte 7"):
             prepare("text_files", tmp_path, files=[str(tmp_path / "a.txt")])
+
+
+class TestDocuments:
+    """text_files with data.text_column: each record of a file is a document."""
+
+    DOCUMENTS = ('First,\n"quoted" é.\n', "Second", "", " Third line\n\n") * 5
+    ROWS = tuple({"id": str(number), "text": document} for number, document in enumerate(DOCUMENTS))
+
+    @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet"])
+    @pytest.mark.parametrize("is_held_out", [True, False])
+    def test_documents_are_separated_like_files(self, tmp_path: Path, name: str, is_held_out: bool) -> None:
+        """The same tokens as from a plain text file per document."""
+        records = [str(write_rows(tmp_path / name, list(self.ROWS)))]
+        plain = [write(tmp_path / f"{number:02}.txt", document) for number, document in enumerate(self.DOCUMENTS)]
+        fingerprints = []
+        for files, fields in ((records, {"text_column": "text"}), (plain, {})):
+            split: dict[str, Any] = {"val_fraction": 0.3} if is_held_out else {"val_files": files}
+            prepared = prepare("text_files", tmp_path / "cache", files=files, **fields, **split)
+            assert text(prepared, "train").count("\0") >= 10
+            fingerprints.append(prepared.fingerprint)
+        assert fingerprints[0] == fingerprints[1]
+
+    def test_records_and_plain_text_together(self, tmp_path: Path) -> None:
+        files = [
+            write(tmp_path / "a.txt", "plain"),
+            str(write_rows(tmp_path / "b.jsonl", [{"text": "one"}, {"text": "two"}])),
+            str(write_rows(tmp_path / "c.parquet", [{"text": "three"}])),
+            write(tmp_path / "d.jsonl", ""),
+            write(tmp_path / "e.txt", '{"text": "four"}\n'),
+        ]
+        prepared = prepare("text_files", tmp_path, files=files, val_files=files, text_column="text")
+        assert text(prepared, "train") == "plain\0one\0two\0three\0four\0"
+
+    @pytest.mark.parametrize("fraction", [0.05, 0.5])
+    def test_single_document_is_split(self, tmp_path: Path, fraction: float) -> None:
+        document = "".join(f"line {i} é\n" for i in range(200))
+        file = str(write_rows(tmp_path / "a.jsonl", [{"text": document}]))
+        prepared = prepare("text_files", tmp_path, files=[file], text_column="text", val_fraction=fraction)
+        train, val = text(prepared, "train").rstrip("\0"), text(prepared, "val").rstrip("\0")
+        assert train + val == document
+        assert len(val.encode()) == pytest.approx(fraction * len(document.encode()), abs=2)
+
+    def test_long_document_is_tokenized_in_parts(self, tmp_path: Path) -> None:
+        document = "some words and more of them\n" * 100_000
+        file = str(write_rows(tmp_path / "a.jsonl", [{"text": document}, {"text": "b"}]))
+        chunks = list(module("text_files", files=[file], val_files=[file], text_column="text").chunks("train"))
+        assert len(chunks) > 2
+        assert "".join(chunk.text for chunk in chunks) == document + "b"
+        assert [chunk.ends_document for chunk in chunks] == [False] * (len(chunks) - 2) + [True, True]
+
+    def test_moved_file_is_the_same_data_and_changed_file_is_not(self, tmp_path: Path) -> None:
+        file = write_rows(tmp_path / "a.jsonl", list(self.ROWS))
+        fields: dict[str, Any] = {"text_column": "text"}
+        first = prepare("text_files", tmp_path, files=[str(file)], **fields)
+        (tmp_path / "elsewhere").mkdir()
+        moved = file.rename(tmp_path / "elsewhere" / "a.jsonl")
+        assert prepare("text_files", tmp_path, files=[str(moved)], **fields).train.path == first.train.path
+        write_rows(moved, [*self.ROWS[1:], self.ROWS[0]])
+        assert prepare("text_files", tmp_path, files=[str(moved)], **fields).fingerprint != first.fingerprint
+
+    @pytest.mark.parametrize("change", [{"text_column": "id"}, {"text_column": None}, {"on_bad_record": "skip"}])
+    def test_store_is_rebuilt_when_a_setting_changes(self, tmp_path: Path, change: dict[str, Any]) -> None:
+        file = str(write_rows(tmp_path / "a.jsonl", list(self.ROWS)))
+        fields: dict[str, Any] = {"files": [file], "text_column": "text", "val_fraction": 0.5}
+        paths = [prepare("text_files", tmp_path, **{**fields, **more}).train.path for more in ({}, change)]
+        assert paths[0] != paths[1]
+
+    BAD = (
+        ('{"body": "x"}', "'text' is missing; the record has 'body'"),
+        ('{"text": null}', "must be text, got None"),
+        ('{"text": 5}', "must be text, got 5"),
+        ('{"text": ["x"]}', "must be text, got"),
+        ('{"text": "\\ud800"}', "surrogate"),
+        ('{"text": "a\\u0000"}', "NUL"),
+        ("{", "not valid JSON"),
+    )
+
+    @pytest.mark.parametrize(("line", "reason"), BAD)
+    def test_bad_record_is_refused(self, tmp_path: Path, line: str, reason: str) -> None:
+        file = write(tmp_path / "a.jsonl", f'{{"text": "good"}}\n\n{line}\n')
+        with pytest.raises(DataError, match=rf"a\.jsonl, line 3: .*{reason}") as caught:
+            prepare("text_files", tmp_path, files=[file], text_column="text")
+        assert "data.on_bad_record" in (caught.value.remedy or "")
+
+    def test_skipped_records_are_counted_in_one_warning(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        lines = ['{"text": "good"}', *(line for line, _ in self.BAD), '{"text": "also"}']
+        file = write(tmp_path / "a.jsonl", "\n".join(lines))
+        with caplog.at_level(logging.WARNING, "llmtrain"):
+            prepared = prepare("text_files", tmp_path, files=[file], text_column="text", on_bad_record="skip")
+        assert text(prepared, "train") + text(prepared, "val") == "good\0als\0o\0"
+        [warning] = [record.getMessage() for record in caplog.records]
+        assert "7 of 9 records" in warning
+        assert "line 2" in warning
+
+    @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+    def test_missing_column_is_refused_with_known_columns(self, tmp_path: Path, name: str) -> None:
+        file = str(write_rows(tmp_path / name, list(self.ROWS)))
+        with pytest.raises(DataError, match=r"data\.text_column.*'body'") as caught:
+            prepare("text_files", tmp_path, files=[file], text_column="body")
+        assert caught.value.known == ["id", "text"]
+
+    def test_column_of_numbers_is_refused(self, tmp_path: Path) -> None:
+        file = str(write_parquet(tmp_path / "a.parquet", text=[1, 2]))
+        with pytest.raises(DataError, match=r"a\.parquet, row 1: .* must be text, got 1"):
+            prepare("text_files", tmp_path, files=[file], text_column="text")
+
+    @pytest.mark.parametrize(("name", "warns"), [("a.jsonl", True), ("a.csv", True), ("a.txt", False)])
+    def test_documents_read_as_plain_text_are_warned_about(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, warns: bool
+    ) -> None:
+        """Earlier versions read every file as plain text, and their runs resume."""
+        path = write_rows(tmp_path / name.replace("txt", "jsonl"), list(self.ROWS)).rename(tmp_path / name)
+        with caplog.at_level(logging.WARNING, "llmtrain"):
+            prepared = prepare("text_files", tmp_path, files=[str(path)])
+        assert (text(prepared, "train") + text(prepared, "val")).replace("\0", "") == path.read_bytes().decode()
+        assert len(caplog.records) == warns
+
+    def test_parquet_as_plain_text_is_refused(self, tmp_path: Path) -> None:
+        file = str(write_rows(tmp_path / "a.parquet", list(self.ROWS)))
+        with pytest.raises(DataError, match=r"data\.text_column.*a\.parquet") as caught:
+            prepare("text_files", tmp_path, files=[file])
+        assert caught.value.known == ["id", "text"]
+
+    def test_identity_of_plain_text_is_unchanged(self, tmp_path: Path) -> None:
+        """It is the key of stores on disk, and runs of earlier versions resume."""
+        file = write(tmp_path / "a.txt", "x" * 100)
+        identity = module("text_files", files=[file], cache_dir=str(tmp_path)).identity()
+        content = hashlib.sha256(b"x" * 100).hexdigest()
+        files = hashlib.sha256(f"a.txt {content}\n".encode()).hexdigest()
+        assert identity == {"kind": "text_files", "files": files, "val": 0.05}
 
 
 class TestHFText:

@@ -12,15 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtrain.config.data import InstructJsonlSection, PythonStdlibSection
+from llmtrain.core.targets import IGNORE_INDEX
 from llmtrain.data.base import PreparedData
-from llmtrain.data.batches import IGNORE_INDEX, Batch, EvalBatches
+from llmtrain.data.batches import Batch, EvalBatches
 from llmtrain.data.examples.example_batches import ExampleBatches
 from llmtrain.data.make_batches import make_batches, make_eval_batches
 from llmtrain.data.store.example_store import ExampleStore
 from llmtrain.data.store.token_store import TokenStore
 from llmtrain.data.text.window_batches import WindowBatches, WindowEvalBatches
+from llmtrain.data.text_and_examples import Example, Segment
 from llmtrain.data.tokenizers.byte import ByteTokenizer
-from llmtrain.data.types import Example, Segment
 from llmtrain.errors import DataError, UsageError
 
 BLOCK = 24
@@ -394,3 +395,21 @@ def test_text_is_batched_as_windows() -> None:
     assert isinstance(val, WindowEvalBatches)
     assert len(val) == 2
     assert train.tokens_per_step == 48
+
+
+@both
+def test_step_with_more_micro_batches_than_examples(packing: bool) -> None:
+    """trainer.grad_accum_steps may be large: the order of the samples takes memory for the examples only."""
+    train = train_batches(store_of(*some_pairs(5)), size=2, micro=10**12, packing=packing)
+    assert train.steps_in(1) == 1
+    assert train[0].target_count > 0
+    last = train[10**12 - 1]
+    assert (last.target_count, len(last.inputs)) == (0, 2)
+    assert train[10**12].target_count > 0, "the next epoch"
+
+
+@both
+def test_shapes_are_known_without_building_a_batch(packing: bool) -> None:
+    train, val = batches(store_of(*some_pairs(20)), packing=packing)
+    assert train.first_shape() == tuple(train[0].inputs.shape)
+    assert val.largest_shape() == max(tuple(batch.inputs.shape) for batch in val)

@@ -18,10 +18,12 @@ from llmtrain.config.schema import KINDS
 from llmtrain.data.base import PreparedData
 from llmtrain.data.examples.json_examples import JsonExamples
 from llmtrain.data.examples.prompts import has_chat_template, prompt_text
+from llmtrain.data.examples.selection import select_examples
 from llmtrain.data.store.example_store import ExampleStore
 from llmtrain.data.tokenizers.byte import ByteTokenizer
 from llmtrain.data.tokenizers.load import load_saved_tokenizer, load_tokenizer
 from llmtrain.errors import DataError, UsageError
+from record_files import write_rows
 
 MakeTokenizer = Callable[..., Path]
 Write = Callable[..., str]
@@ -74,7 +76,7 @@ class TestPlain:
         store = prepared.train
         assert isinstance(store, ExampleStore)
         assert (store.example_count, len(store)) == (2, len(f"{PLAIN}a\0{PLAIN_WITH_INPUT}b c\0"))
-        assert [store.location(0), store.location(1)] == [(train, 1), (train, 3)]
+        assert [store.location(0), store.location(1)] == [((train, "line"), 1), ((train, "line"), 3)]
         assert store.tokens.dtype == np.uint8
         assert not store.tokens.flags.writeable
 
@@ -341,6 +343,88 @@ class TestFormats:
         assert "instruct_jsonl" in (caught.value.remedy or "")
 
 
+class TestFiles:
+    """The same examples in every format of files."""
+
+    @pytest.mark.parametrize("name", ["a.json", "array.jsonl", "a.csv", "a.tsv", "a.parquet"])
+    def test_same_data_as_from_json_lines(self, tmp_path: Path, write_jsonl: Write, name: str) -> None:
+        rows = [{"instruction": f"Say {i}.", "input": "", "output": f"{i},\n{i}"} for i in range(8)]
+        kind = ".json" if name == "array.jsonl" else Path(name).suffix
+        other = write_rows(tmp_path / f"a{kind}", rows).rename(tmp_path / name)
+        expected = prepare(tmp_path, train_file=write_jsonl(*rows))
+        assert prepare(tmp_path, train_file=str(other)).fingerprint == expected.fingerprint
+
+    def test_conversations_from_parquet(
+        self, tmp_path: Path, write_jsonl: Write, make_tokenizer: MakeTokenizer
+    ) -> None:
+        rows = [chat(("user", f"U{i}"), ("assistant", f"A{i}")) for i in range(4)]
+        tokenizer = str(make_tokenizer())
+        parquet = str(write_rows(tmp_path / "a.parquet", rows))
+        first, second = (
+            prepare(tmp_path, "chat_jsonl", train_file=file, tokenizer=tokenizer)
+            for file in (write_jsonl(*rows), parquet)
+        )
+        assert first.fingerprint == second.fingerprint
+
+    @pytest.mark.parametrize(
+        ("name", "place"), [("a.json", "record 2"), ("a.csv", "line 3"), ("a.parquet", "row 2"), ("a.jsonl", "line 2")]
+    )
+    def test_bad_example_is_named_by_its_place(self, tmp_path: Path, name: str, place: str) -> None:
+        file = str(write_rows(tmp_path / name, [EXAMPLE, {**EXAMPLE, "output": ""}, EXAMPLE]))
+        with pytest.raises(DataError, match=rf"{name}, {place}: .*'output'.* empty"):
+            segments(module(train_file=file, val_file=file))
+
+    def test_long_example_is_named_by_its_place(self, tmp_path: Path) -> None:
+        file = str(write_rows(tmp_path / "a.parquet", [EXAMPLE, {**EXAMPLE, "output": "a" * 99}]))
+        store = prepare(tmp_path, train_file=file, val_file=file).train
+        assert isinstance(store, ExampleStore)
+        assert store.location(1) == ((file, "row"), 2)
+        with pytest.raises(DataError, match=r"a\.parquet, row 2: "):
+            select_examples(store, InstructJsonlSection(truncation="error"), 64, "training")
+
+
+PAIRS = [
+    {"prompt": "U", "chosen": "A", "rejected": "B"},
+    {"question": "U", "chosen": "A", "rejected": "B"},
+    {"chosen": "U A", "rejected": "U B"},
+    {"prompt": "U", "chosen": [{"role": "assistant", "content": "A"}], "rejected": []},
+    {"prompt": [{"role": "user", "content": "U"}], "chosen": [{"role": "assistant", "content": "A"}], "rejected": []},
+    {"prompt": "U", **{key: chat(("user", "U"), ("assistant", key))["messages"] for key in ("chosen", "rejected")}},
+]
+
+
+class TestPreferencePairs:
+    @pytest.mark.parametrize("on_bad_example", ["error", "skip"])
+    @pytest.mark.parametrize("name", ["instruct_jsonl", "chat_jsonl"])
+    @pytest.mark.parametrize("pair", PAIRS)
+    def test_pair_is_refused_with_what_to_do(
+        self, write_jsonl: Write, make_tokenizer: MakeTokenizer, pair: Any, name: str, on_bad_example: str
+    ) -> None:
+        train = write_jsonl(pair, pair)
+        fields = {"train_file": train, "val_file": train, "tokenizer": str(make_tokenizer())}
+        with pytest.raises(DataError, match=r"line 1: .*'chosen' and 'rejected'") as caught:
+            segments(module(name, **fields, on_bad_example=on_bad_example))
+        assert "To train on the chosen answers" in (caught.value.remedy or "")
+
+    def test_remedies_work(self, write_jsonl: Write, make_tokenizer: MakeTokenizer) -> None:
+        """Each as the message says: by fields of the config, or with renamed fields."""
+        train = write_jsonl(PAIRS[0])
+        fields = {"instruction_field": "prompt", "output_field": "chosen"}
+        assert segments(module(train_file=train, val_file=train, **fields))[0][1] == ("A", True)
+        renamed = [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in PAIRS[3:5]]
+        train = write_jsonl(*renamed, {"messages": PAIRS[5]["chosen"]})
+        data = module("chat_jsonl", train_file=train, val_file=train, tokenizer=str(make_tokenizer()))
+        assert [example[1][0] for example in segments(data)] == [f"{a}<|im_end|>\n" for a in ("A", "A", "chosen")]
+
+    def test_pair_with_an_answer_of_its_own_is_an_example(
+        self, write_jsonl: Write, make_tokenizer: MakeTokenizer
+    ) -> None:
+        """As in UltraFeedback, which has `messages` too."""
+        train = write_jsonl({**PAIRS[5], **chat(("user", "U"), ("assistant", "A"))})
+        data = module("chat_jsonl", train_file=train, val_file=train, tokenizer=str(make_tokenizer()))
+        assert segments(data)[0][1] == ("A<|im_end|>\n", True)
+
+
 BAD_LINES = [
     ("{", r"not valid JSON: Expecting property name enclosed in double quotes at character 2"),
     ('{"instruction": "x", }', "not valid JSON"),
@@ -433,12 +517,6 @@ class TestBadExamples:
         with pytest.raises(DataError, match=r"train\.jsonl"):
             prepare(tmp_path, train_file=write_jsonl(content))
 
-    @pytest.mark.parametrize("content", ['[{"instruction": "a"}]', '\n[\n  {"instruction": "a"}\n]'])
-    def test_json_array_is_refused_with_remedy(self, tmp_path: Path, write_jsonl: Write, content: str) -> None:
-        with pytest.raises(DataError, match="JSON array") as caught:
-            prepare(tmp_path, train_file=write_jsonl(content), on_bad_example="skip")
-        assert "jq -c '.[]'" in (caught.value.remedy or "")
-
     @pytest.mark.parametrize("field", ["train_file", "val_file"])
     def test_missing_file_is_refused(self, tmp_path: Path, write_jsonl: Write, field: str) -> None:
         files = {"train_file": write_jsonl(EXAMPLE), "val_file": write_jsonl(EXAMPLE), field: "nosuch.jsonl"}
@@ -472,7 +550,7 @@ class TestSplits:
         other = write_jsonl(EXAMPLE, EXAMPLE, name="other.jsonl")
         data = module(train_file="nosuch")
         store = ExampleStore.from_examples(data.examples_of_file(other), ByteTokenizer(), 1)
-        assert (store.example_count, store.location(1)) == (2, (other, 2))
+        assert (store.example_count, store.location(1)) == (2, ((other, "line"), 2))
         assert bytes(store.tokens.tolist()).decode() == f"{PLAIN}a\0" * 2
         assert store.answers.sum() == 4
 
@@ -489,7 +567,7 @@ class TestSplits:
         prepared = prepare(tmp_path, name, **fields)
         assert [answer for _, answer in texts(prepared)] == [f"answer {i}<|im_end|>\n" for i in range(3)]
         assert [answer for _, answer in texts(prepared, "val")] == ["answer 3<|im_end|>\n"]
-        assert prepared.train.location(1) == (f"{directory} (train)", 2)  # type: ignore[union-attr]
+        assert prepared.train.location(1) == ((f"{directory} (train)", "row"), 2)  # type: ignore[union-attr]
         with pytest.raises(DataError, match="split"):
             prepare(tmp_path, name, **fields, val_split="nosuch")
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtrain.data.examples.packing import one_per_bin, pack
+from llmtrain.data.examples.example_batches import one_per_bin, pack
 
 
 def lengths_of(values: list[int]) -> np.ndarray:

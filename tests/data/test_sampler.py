@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtrain.data.sampler import BLOCK, WindowSampler, derive_seed, permute
+from llmtrain.core.seeds import derive_seed
+from llmtrain.data.sampler import BLOCK, WindowSampler, permute
 
 seeds = st.integers(0, 2**63 - 1)
 samplers = st.builds(
@@ -89,12 +90,6 @@ def test_more_windows_than_one_block() -> None:
 def test_windows_per_epoch(tokens: int, block: int, windows: int) -> None:
     """One window fewer than fits, so that the offset can vary; all of them if only one fits."""
     assert WindowSampler(tokens, block, 0).windows == windows
-
-
-@given(sampler=samplers, sample=st.integers(0, 1000))
-def test_epoch_of(sampler: WindowSampler, sample: int) -> None:
-    epoch = sampler.epoch_of(sample)
-    assert epoch * sampler.windows <= sample < (epoch + 1) * sampler.windows
 
 
 def test_derived_seeds_never_change() -> None:

@@ -18,11 +18,11 @@ from llmtrain.data.store import token_store
 from llmtrain.data.store.directory import StoreDirectory, open_or_build
 from llmtrain.data.store.example_store import example_writer
 from llmtrain.data.store.token_store import TokenStore, smallest_dtype, text_writer, write_tokens
+from llmtrain.data.text_and_examples import Example, Segment, Split, TextChunk
 from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.data.tokenizers.byte import ByteTokenizer
 from llmtrain.data.tokenizers.char import CharTokenizer
 from llmtrain.data.tokenizers.load import load_saved_tokenizer
-from llmtrain.data.types import Example, Segment, Split, TextChunk
 from llmtrain.errors import DataError, UsageError
 
 TEXTS = {"train": ["some text\n", "for training"], "val": ["held out"]}
@@ -245,7 +245,7 @@ def test_partial_store_of_a_killed_process_is_removed(tmp_path: Path) -> None:
 BUILDER = """
 import logging, sys, time
 from pathlib import Path
-from llmtrain.data.types import TextChunk
+from llmtrain.data.text_and_examples import TextChunk
 from llmtrain.data.store.directory import open_or_build
 from llmtrain.data.store.token_store import text_writer
 from llmtrain.data.tokenizers.byte import ByteTokenizer
@@ -266,7 +266,7 @@ print(open_or_build(cache, {"x": 1}, ByteTokenizer, text_writer(chunks, 1)).fing
 def test_concurrent_processes_verify_once(tmp_path: Path) -> None:
     """As the ranks of a run start."""
     command = [sys.executable, "-c", BUILDER, str(tmp_path), str(tmp_path / "journal")]
-    subprocess.run([*command, "first"], input="", check=True, capture_output=True, text=True, timeout=60)
+    subprocess.run([*command, "first"], input="", check=True, capture_output=True, text=True)
     (store,) = [path for path in (tmp_path / "tokens").iterdir() if path.is_dir()]
     remove_verified(store)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -274,7 +274,7 @@ def test_concurrent_processes_verify_once(tmp_path: Path) -> None:
     for process in processes:
         assert process.stdout
         assert process.stdout.readline() == "ready\n"
-    logs = [process.communicate(timeout=60)[1] for process in processes]
+    logs = [process.communicate()[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert "".join(logs).count("verifying the SHA-256") == 1
     assert len((tmp_path / "journal").read_text().splitlines()) == 2  # built once

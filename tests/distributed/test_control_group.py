@@ -10,6 +10,7 @@ import pytest
 import rank_harness as ranks
 import torch
 
+from limits import limit
 from llmtrain.distributed.control_group import ControlGroup, as_peer_lost, peer_errors
 from llmtrain.distributed.world import World
 from llmtrain.errors import CheckpointError, ConfigError, DataError, Interrupted, PeerLost, TrainingFailed, UsageError
@@ -188,7 +189,7 @@ def test_killed_rank_is_peer_lost_on_others() -> None:
         kind, text, code = end.error
         assert (kind, code) == ("PeerLost", 75)
         assert "newest checkpoint" in text
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < limit(15)
 
 
 @pytest.mark.parametrize(

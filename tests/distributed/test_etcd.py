@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,6 +15,8 @@ import fault_harness as harness
 import pytest
 import rank_harness as ranks
 from rank_harness import free_port, start_cli
+
+from limits import limit, wait_until
 
 Cli = Callable[..., Any]
 HAS_MODULE = importlib.util.find_spec("etcd") is not None
@@ -43,11 +44,8 @@ def etcd(tmp_path: Path) -> Iterator[str]:
     with (tmp_path / "etcd.log").open("w") as log:
         server = subprocess.Popen(words, stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 30
-        while not _answers(port):
-            assert server.poll() is None, (tmp_path / "etcd.log").read_text()[-2000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: _answers(port) or server.poll() is not None, 30)
+        assert server.poll() is None, (tmp_path / "etcd.log").read_text()[-2000:]
         yield f"127.0.0.1:{port}"
     finally:
         server.kill()
@@ -56,7 +54,7 @@ def etcd(tmp_path: Path) -> Iterator[str]:
 
 def _answers(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/machines", timeout=2) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/machines", timeout=limit(2)) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
@@ -96,7 +94,9 @@ def two_pods(cli: Cli, etcd: str, *words: str) -> tuple[list[str], str]:
     """The command and the config of the two pods of a launched Job, as rendered."""
     sets = ("distributed.rendezvous.backend=etcd-v2", f"distributed.rendezvous.endpoint={etcd}")
     flags = [flag for text in sets for flag in ("--set", text)]
-    done = cli("launch", "--dry-run", "--name", "train-llm", "--nodes", "2", *flags, "--json", *words)
+    done = cli(
+        "launch", "--dry-run", "--name", "train-llm", "--image", "me/train:1", "--nodes", "2", *flags, "--json", *words
+    )
     assert done.code == 0, done.err
     job = done.json["manifests"][-1]
     assert (job["kind"], job["spec"]["completions"]) == ("Job", 2)

@@ -10,8 +10,8 @@ import pytest
 from llmtrain.distributed import network
 from llmtrain.distributed.network import (
     has_infiniband,
+    hostname_is_loopback,
     interface_to,
-    own_name_is_loopback,
     reachable_address,
     setup_network,
 )
@@ -103,7 +103,7 @@ def test_unknown_interface_is_not_set(infiniband: Path) -> None:
     assert setup_network("nobody.invalid", {}) == {"NCCL_IB_DISABLE": "1", **OTHERS}
 
 
-def test_own_name_on_loopback_selects_reachable_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_name_on_loopback_selects_reachable_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian maps the machine's own name to 127.0.1.1, which other nodes cannot reach."""
     monkeypatch.setattr(network, "interface_to", lambda host: "lo" if host in ("box", "localhost") else None)
     rows = [("lo", "127.0.0.1"), ("eth0", "10.1.2.3"), ("eth1", "10.9.9.9")]
@@ -140,9 +140,9 @@ def no_route(*_: object) -> None:
         (["fe80::1%eth0"], False),
     ],
 )
-def test_own_name_is_loopback(monkeypatch: pytest.MonkeyPatch, found: list[str], expected: bool) -> None:
+def test_hostname_is_loopback(monkeypatch: pytest.MonkeyPatch, found: list[str], expected: bool) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (address, 0)) for address in found])
-    assert own_name_is_loopback() is expected
+    assert hostname_is_loopback() is expected
 
 
 def test_setup_network_logs_each_decision(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

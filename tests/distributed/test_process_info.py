@@ -12,8 +12,9 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from llmtrain.config.distributed import DistributedSection, RendezvousSection
-from llmtrain.distributed import env as distributed_env
-from llmtrain.distributed.env import gpu_count, split_ordinal
+from llmtrain.distributed import machine_limits, platform_env
+from llmtrain.distributed.machine_limits import gpu_count
+from llmtrain.distributed.platform_env import split_ordinal
 from llmtrain.distributed.process_info import (
     NodeInfo,
     NodeOptions,
@@ -376,7 +377,7 @@ def test_gpu_count_of_visible_devices(visible: str, count: int) -> None:
 
 def test_gpu_count_of_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus, devices = tmp_path / "gpus", tmp_path / "dev"
-    monkeypatch.setattr(distributed_env, "GPU_LISTS", ((str(gpus), "*"), (str(devices), "nvidia[0-9]*")))
+    monkeypatch.setattr(machine_limits, "GPU_LISTS", ((str(gpus), "*"), (str(devices), "nvidia[0-9]*")))
     assert gpu_count({}) == 0
     devices.mkdir()
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
@@ -534,15 +535,34 @@ PROCESS_PROBLEMS: list[tuple[dict[str, str], str, str, str]] = [
         "RANK 0 JOB_COMPLETION_INDEX 1",
         "JOB_COMPLETION_INDEX",
     ),
+    (
+        {"JOB_COMPLETION_INDEX": "1", "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
+        "t-1",
+        "RANK~is~1 MASTER_ADDR~is~127.0.0.1 JOB_COMPLETION_INDEX~is~1",
+        "MASTER_ADDR LOCAL_RANK",
+    ),
+    (
+        {
+            **HAND,
+            "WORLD_SIZE": "6",
+            "RANK": "2",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "2",
+            "JOB_COMPLETION_INDEX": "2",
+        },
+        "t-2",
+        "RANK~is~2 node~1 JOB_COMPLETION_INDEX~is~2",
+        "RANK JOB_COMPLETION_INDEX",
+    ),
 ]
 
 
 def check(raised: UsageError, what: str, remedy: str) -> None:
-    """Exactly this problem, in the message and in the details."""
+    """Exactly this problem, in the message and in the details. `what`: its facts; ~ is a space inside one."""
     problems = raised.details["problems"]
     assert isinstance(problems, list)
     assert len(problems) == 1, raised
-    assert all(fact in problems[0]["what"] for fact in what.split()), raised
+    assert all(fact.replace("~", " ") in problems[0]["what"] for fact in what.split()), raised
     assert all(fact in problems[0]["remedy"] for fact in remedy.split()), raised
     assert problems[0]["what"] in str(raised)
     assert problems[0]["remedy"] in str(raised)
@@ -599,7 +619,7 @@ def test_all_problems_are_reported_at_once() -> None:
 
 
 def test_validate_environment_reads_os_environ(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for row in distributed_env.NAMES.values() for name in row]:
+    for name in [name for row in platform_env.NAMES.values() for name in row]:
         monkeypatch.delenv(name, raising=False)
     assert validate_environment() == []
     monkeypatch.setenv("NODE_RANK", "x")
@@ -647,7 +667,7 @@ def test_ranks_of_all_pods_cover_the_world(nodes: int, processes: int, kind: str
     assert len({(process.node_rank, process.local_rank) for process in workers}) == nodes * processes
 
 
-VARIABLES = [name for row in distributed_env.NAMES.values() for name in row] + ["TORCHELASTIC_RUN_ID"]
+VARIABLES = [name for row in platform_env.NAMES.values() for name in row] + ["TORCHELASTIC_RUN_ID"]
 VALUES = st.sampled_from(["", "0", "1", "2", "-1", "x", "1:2", "auto", "c10d", "a=b", "pod-0", "pod:1"])
 
 

@@ -23,7 +23,6 @@ def torchrun(directory: Path, *words: str, count: int = 2, **env: str) -> subpro
         capture_output=True,
         text=True,
         cwd=directory,
-        timeout=200,
         env={**os.environ, "HOME": str(directory), "CUDA_VISIBLE_DEVICES": "", **env},
     )
 
@@ -66,7 +65,6 @@ def test_ddp_two_process_torchrun(tmp_path: Path, repo: Path) -> None:
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=120,
         env={**os.environ, "HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""},
     )
     assert alone.returncode == 0, alone.stderr
@@ -84,7 +82,6 @@ def test_torchrun_restart_resumes_from_checkpoint(tmp_path: Path, repo: Path) ->
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=250,
         env={
             **os.environ,
             "HOME": str(tmp_path),
@@ -124,3 +121,15 @@ def test_config_error_under_torchrun_is_reported(bad_config: Any) -> None:
 
 def test_config_error_under_torchrun_prints_one_object(bad_config: Any) -> None:
     assert len(objects(bad_config[1].stdout)) == 1
+
+
+def test_dry_run_under_torchrun_prints_one_object_for_all_processes(tmp_path: Path) -> None:
+    """commands/test_train.py has the same without a launcher."""
+    sets = ["--set", "trainer.scale_batch=true", "--set", "trainer.grad_accum_steps=2"]
+    reports = []
+    for count in (1, 2):
+        done = torchrun(tmp_path, "--config", "ddp_smoke", *sets, "--dry-run", "--json", count=count)
+        assert done.returncode == 0, done.stderr
+        reports.append(json.loads(done.stdout))
+    assert [report["world_size"] for report in reports] == [1, 2]
+    assert reports[1]["tokens_per_step"] == 2 * reports[0]["tokens_per_step"]

@@ -4,11 +4,11 @@ import os
 
 import pytest
 
-from llmtrain.commands.processes import local_node, run_processes
 from llmtrain.config.schema import DistributedSection
-from llmtrain.distributed import node as distributed_node
-from llmtrain.distributed.env import thread_variables, usable_cores
-from llmtrain.env import NODE, SHARED_CORES, WORKER, scoped_environment
+from llmtrain.core.env import NODE, SHARED_CORES, WORKER, scoped_environment
+from llmtrain.distributed import workers
+from llmtrain.distributed.machine_limits import thread_variables, usable_cores
+from llmtrain.distributed.workers import local_node, run_processes
 from llmtrain.errors import TrainingFailed
 
 VARIABLES = ("OMP_NUM_THREADS", SHARED_CORES, WORKER)
@@ -23,13 +23,13 @@ def _unset_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def worker_environment(monkeypatch: pytest.MonkeyPatch, processes: int, *, is_llmtrain: bool = True) -> list[object]:
     """The variables that workers would inherit."""
     inherited: list[object] = []
-    monkeypatch.setattr(distributed_node, "run_node", lambda _: inherited.extend(map(os.environ.get, VARIABLES)))
+    monkeypatch.setattr(workers, "run_node", lambda _: inherited.extend(map(os.environ.get, VARIABLES)))
     run_processes(local_node(processes), ["true"], DistributedSection(), is_llmtrain=is_llmtrain)
     return inherited
 
 
 def test_second_run_in_one_process_divides_cores_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmtrain.distributed.env.usable_cores", lambda: 8)
+    monkeypatch.setattr("llmtrain.distributed.machine_limits.usable_cores", lambda: 8)
     before = dict(os.environ)
     assert worker_environment(monkeypatch, 2) == ["4", "1", "1"]
     assert dict(os.environ) == before
@@ -44,7 +44,7 @@ def test_failed_run_restores_environment(monkeypatch: pytest.MonkeyPatch) -> Non
         raise TrainingFailed("failed")
 
     before = dict(os.environ)
-    monkeypatch.setattr(distributed_node, "run_node", fail)
+    monkeypatch.setattr(workers, "run_node", fail)
     with pytest.raises(TrainingFailed):
         run_processes(local_node(2), ["true"], DistributedSection())
     assert dict(os.environ) == before

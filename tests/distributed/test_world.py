@@ -9,14 +9,15 @@ import rank_harness as ranks
 import torch
 import torch.distributed as dist
 
+from limits import limit
 from llmtrain.config.distributed import DistributedSection
 from llmtrain.config.logging import LoggingSection
 from llmtrain.config.run import RunSection
+from llmtrain.core.logs import setup_logging
 from llmtrain.distributed import world as world_module
 from llmtrain.distributed.process_info import ProcessInfo
 from llmtrain.distributed.world import World, join_world, pick_backend, pick_device
 from llmtrain.errors import UsageError
-from llmtrain.logs import setup_logging
 
 
 def with_logging(body: Any, **distributed: Any) -> Any:
@@ -75,8 +76,8 @@ def test_missing_rank_is_reported() -> None:
         return with_logging(lambda world: world.control.sum(1))(rank)
 
     started = time.monotonic()
-    ended = ranks.start_ranks(3, body, {"LLMTRAIN_DIST_TIMEOUT": "2"}).wait()
-    assert time.monotonic() - started < 15
+    ended = ranks.start_ranks(3, body, {"LLMTRAIN_DIST_TIMEOUT": str(round(limit(2)))}).wait()
+    assert time.monotonic() - started < limit(15)
     assert ended[1].value == "did not join"
     for end in (ended[0], ended[2]):
         assert end.error is not None, end.output
@@ -147,7 +148,7 @@ def test_process_table_is_logged_by_rank0_only() -> None:
 def test_version_mismatch_is_warned_about() -> None:
     def body(rank: int) -> Any:
         if rank == 1:
-            world_module.own_versions = lambda: {"llmtrain": "0.0.1", "torch": "1.0", "python": "3"}
+            world_module.relevant_versions = lambda: {"llmtrain": "0.0.1", "torch": "1.0", "python": "3"}
         return with_logging(lambda world: world.control.sum(1))(rank)
 
     ended = ranks.start_ranks(3, body).wait()
@@ -163,7 +164,7 @@ def test_strategy_none_refuses_several_processes() -> None:
     ended = ranks.run_ranks(2, lambda world: world.control.sum(1), strategy="none")
     assert [end.code for end in ended] == [64, 64]
     assert all("distributed.strategy is none" in end.output for end in ended)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < limit(10)
 
 
 def test_nccl_on_cpu_is_refused() -> None:
@@ -225,12 +226,12 @@ def _serve(port: int) -> None:
 
 def test_restarted_process_counts_once() -> None:
     """Rank 1 joins twice, rank 2 never: two of three processes have joined."""
-    port = ranks.free_port()
+    port, join_sec = ranks.free_port(), limit(3)
 
     def body(number: int) -> str:
         process = ProcessInfo(min(number, 1), 3, 0, 1, min(number, 1), "127.0.0.1", port, True, {})
         with pytest.raises(dist.DistError) as problem:
-            world_module._connect(process, time.monotonic() + 3)
+            world_module._connect(process, time.monotonic() + join_sec)
         return str(problem.value)
 
     messages = ranks.values(ranks.start_ranks(3, body).wait())

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from llmtrain.config.schema import Config
+from llmtrain.core.findings import at_rank, is_ok, passed, run_checks
 from llmtrain.diagnose import Finding
 from llmtrain.doctor.collective import Timing
-from llmtrain.doctor.report import Report, explain_failed_start, findings_table, grouped
+from llmtrain.doctor.examine import explain_failed_start
+from llmtrain.doctor.report import Report, findings_table, grouped
 from llmtrain.errors import JoinError
-from llmtrain.findings import at_rank, is_ok, passed, run_checks
 
 
 def test_raising_check_is_a_warning_and_keeps_findings() -> None:

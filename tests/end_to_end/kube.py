@@ -158,6 +158,8 @@ def running_cluster(folder: Path) -> Iterator[tuple[Path, str]]:
         pytest.skip("needs ../shared/kube, or LLMTRAIN_E2E_KUBECONFIG and LLMTRAIN_E2E_IMAGE for the purpose")
     if os.geteuid() != 0:
         pytest.skip("../shared/kube needs root")
+    if "LLMTRAIN_E2E_IMAGE" not in os.environ:
+        _install(folder, "buildah", "debootstrap")
     was_up = subprocess.run([str(TOOLS / "cluster"), "status"], capture_output=True).returncode == 0
     if not was_up:
         _run(folder, str(TOOLS / "cluster"), "up", "--nodes", "2")
@@ -175,6 +177,15 @@ def running_cluster(folder: Path) -> Iterator[tuple[Path, str]]:
     finally:
         if not was_up:
             _run(folder, str(TOOLS / "cluster"), "down")
+
+
+def _install(folder: Path, *programs: str) -> None:
+    """The packages that build-image installs when it starts. It runs beside `cluster operators`, which may install
+    packages too, and apt-get does not wait for another apt-get."""
+    missing = [program for program in programs if shutil.which(program) is None]
+    if missing:
+        _run(folder, "apt-get", "update", "-qq")
+        _run(folder, "apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing)
 
 
 def load_image(kubeconfig: Path, name: str, context: Path) -> None:

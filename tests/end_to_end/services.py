@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from breaking import wait_for
+from cluster_faults import wait_for
 from kube import Kube
 
 from llmtrain.launch.pod import CONTAINER_SECURITY, POD_SECURITY

@@ -4,7 +4,7 @@ test_lost_node.py."""
 import json
 
 import pytest
-from breaking import wait_for
+from cluster_faults import wait_for
 from kube import Kube
 from webhook import webhook
 

@@ -1,30 +1,21 @@
-"""The commands of docs/kubernetes.md, in order, with no more rights than the Role that it shows."""
+"""The commands of the pages about clusters, in order, with no more rights than the Role of docs/rbac.md."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
+import readme_tour
 import yaml
-from breaking import wait_for
+from cluster_faults import wait_for
 from kube import ROOT, Kube
 
 USER = "reader-of-the-guide"
 
 
-def load_tour_tool() -> Any:
-    spec = importlib.util.spec_from_file_location("readme_tour", ROOT / "tools" / "readme_tour.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def user_of_the_guide(kube: Kube, text: str) -> Path:
-    """A kubeconfig of somebody who has the guide's Role, and nothing else."""
+def user_of_the_guide(kube: Kube) -> Path:
+    """A kubeconfig of somebody who has the Role of docs/rbac.md, and nothing else."""
+    text = (ROOT / "docs" / "rbac.md").read_text()
     role = next(block for block in re.findall(r"```yaml\n(.*?)```", text, re.S) if "kind: Role\n" in block)
     kube.apply(yaml.safe_load(role))
     kube.kubectl("create", "serviceaccount", USER)
@@ -43,16 +34,15 @@ def user_of_the_guide(kube: Kube, text: str) -> Path:
 
 @pytest.mark.slow
 def test_every_command_of_the_guide_works(kube: Kube) -> None:
-    tool = load_tour_tool()
-    text = (ROOT / tool.KUBERNETES).read_text()
-    cluster = tool.Cluster(str(user_of_the_guide(kube, text)), kube.image)
+    cluster = readme_tour.Cluster(str(user_of_the_guide(kube)), kube.image)
+    tours = "\n".join(readme_tour.tour((ROOT / page).read_text()) for page in readme_tour.CLUSTER_PAGES)
     shown = {}
-    for match in tool.BLOCK.finditer(tool.tour(text)):
-        interrupt = tool.is_interrupted(match[2])
-        for command, _ in tool.examples(match[2]):
+    for match in readme_tour.BLOCK.finditer(tours):
+        interrupt = readme_tour.is_interrupted(match[2])
+        for command, _ in readme_tour.examples(match[2]):
             # Exits the test when the code is another.
-            shown[command] = tool.run(command, kube.folder, int(match[1] or 0), cluster, interrupt=interrupt)
-    assert len(shown) >= 18
+            shown[command] = readme_tour.run(command, kube.folder, int(match[1] or 0), cluster, interrupt=interrupt)
+    assert len(shown) >= 20
     assert "Run second keeps running." in "".join(shown.values())
     result = json.loads((kube.folder / "runs" / "second" / "finished.json").read_text())
     assert result["steps"] == 600

@@ -102,7 +102,7 @@ def test_client_works_in_new_environment(wheels: dict[str, Path], tmp_path: Path
         ).returncode
 
     assert code("validate", "--config", "gpt_smoke") == 0
-    assert code("launch", "--config", "k8s_indexed_job", "--dry-run", "-o", "manifests/") == 0
+    assert code("launch", "--config", "k8s_indexed_job", "--image", "me/train:1", "--dry-run", "-o", "manifests/") == 0
     assert code("lint", "manifests") == 0
     assert code("train", "--config", "gpt_smoke") == 64
     assert not (tmp_path / "runs").exists()

@@ -5,10 +5,10 @@ import signal
 import time
 
 import pytest
-from breaking import waiting_at
+from cluster_faults import waiting_at
 from kube import SET, Kube, finished_hash
 
-from llmtrain.registry import WORKLOADS
+from llmtrain.registry import KINDS
 
 SIGNAL_SEC = 3  # until SIGTERM has reached a deleted pod
 
@@ -36,7 +36,7 @@ def test_deleted_pod_is_replaced(kube: Kube, reference: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", sorted(WORKLOADS))
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_deleted_pod_0_is_replaced_with_every_workload(kube: Kube, kind: str, reference: str) -> None:
     deleted_pod(kube, kind, reference, index=0)
 

@@ -7,12 +7,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from breaking import wait_for
+from cluster_faults import wait_for
 from kube import Kube, finished_hash, load_image
 
-from llmtrain.registry import WORKLOADS
+from llmtrain import registry
 
-KINDS = sorted(WORKLOADS)
+KINDS = sorted(registry.KINDS)
+# A native sidecar, as docs/pods.md has it, that ends only when it is told to.
+SIDECAR = {
+    "name": "log-shipper",
+    "restartPolicy": "Always",
+    "command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 1; done"],
+    "resources": {"limits": {"cpu": "10m", "memory": "32Mi"}},
+    "securityContext": {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    },
+    "volumeMounts": [{"name": "runs", "mountPath": "/out", "readOnly": True}],
+}
 EVERYTHING = "services,jobs,statefulsets,networkpolicies,pytorchjobs,trainjobs,trainingruntimes,jobsets"
 
 
@@ -23,12 +36,26 @@ def reference(kube: Kube) -> str:
     return str(result["state_sha256"])
 
 
+def is_complete(kube: Kube, run: str) -> bool:
+    (job,) = kube.objects("jobs", "-l", f"llmtrain.dev/run={run}")
+    return any(row["type"] == "Complete" and row["status"] == "True" for row in job["status"].get("conditions", []))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_from_launch_to_generate(kube: Kube, kind: str, reference: str) -> None:
     run = f"{kind.replace('_', '-')}-e2e"
-    done = kube.llmtrain(*kube.launch_words(kind, run))
+    more = []
+    if kind == "indexed_job":
+        patch = {"spec": {"initContainers": [{**SIDECAR, "image": kube.image}]}}
+        more = ["--set", f"launch.pod_patch={json.dumps(patch)}"]
+    done = kube.llmtrain(*kube.launch_words(kind, run, *more))
     assert "[TRAIN] step 30/30" in done.out + done.err
     assert kube.status(run)["state"] == "finished"
+    if kind == "indexed_job":
+        wait_for(lambda: is_complete(kube, run), 30, "the job to end, although its sidecars never do by themselves")
+        for pod in kube.objects("pods", "-l", f"llmtrain.dev/run={run}"):
+            (sidecar,) = pod["status"]["initContainerStatuses"]
+            assert "terminated" in sidecar["state"]
 
     kube.llmtrain("stop", run)
     assert kube.objects("pods", "-l", f"llmtrain.dev/run={run}") == []

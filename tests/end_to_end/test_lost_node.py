@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from breaking import SAVE_EVERY, SAVE_STEP, Caught, broken, freeze, thaw, wait_for
+from cluster_faults import SAVE_EVERY, SAVE_STEP, Caught, broken, freeze, thaw, wait_for
 from kube import TOOLS, Kube, finished_hash
 from webhook import Webhook, webhook
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from breaking import kill_pod, wait_for, waiting_at
+from cluster_faults import kill_pod, wait_for, waiting_at
 from kube import SET, Kube, finished_hash
 from services import from_here, start_service
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from breaking import waiting_at
+from cluster_faults import waiting_at
 from kube import SET, Kube, finished_hash
 
 pytest.importorskip("starlette")

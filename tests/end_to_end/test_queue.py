@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from breaking import wait_for, waiting_at
+from cluster_faults import wait_for, waiting_at
 from kube import HOME, SET, TOOLS, Kube, finished_hash
 
-from llmtrain.registry import WORKLOADS
+from llmtrain import registry
 
 pytestmark = pytest.mark.slow
 
-KINDS = sorted(WORKLOADS)
+KINDS = sorted(registry.KINDS)
 QUEUE = "team"
 SMALL = ["--set", "launch.resources.cpu=500m"]
 KUEUE = "kueue.x-k8s.io/v1beta2"

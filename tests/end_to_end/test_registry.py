@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from breaking import wait_for
+from cluster_faults import wait_for
 from kube import HOME, Kube
 
 PORT = 5123

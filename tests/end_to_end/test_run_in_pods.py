@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from kube import Kube
 
-from llmtrain.registry import WORKLOADS
+from llmtrain.registry import KINDS
 
 SCRIPT = """
 import os
@@ -98,7 +98,7 @@ def test_ctrl_c_ends_it_in_the_pods(kube: Kube, held: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", sorted(set(WORKLOADS) - {"indexed_job"}))
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"indexed_job"}))
 def test_on_the_other_kinds(kube: Kube, kind: str) -> None:
     run = f"{kind.replace('_', '-')}-lab"
     kube.llmtrain(*kube.launch_words(kind, run), "--hold")

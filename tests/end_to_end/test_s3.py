@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from breaking import kill_pod, tool, waiting_at
+from cluster_faults import kill_pod, tool, waiting_at
 from kube import HOME, SET, TOOLS, Kube, finished_hash
 
-from llmtrain.runs.manifest import step_of
+from llmtrain.runs.checksums import step_of
 
 pytestmark = pytest.mark.slow  # needs an image with the extra s3
 

@@ -1,7 +1,7 @@
 """kubectl scale on a live StatefulSet: the run is not resized by it, and not damaged; why says what resizes it."""
 
 import pytest
-from breaking import wait_for
+from cluster_faults import wait_for
 from kube import SET, Kube, finished_hash
 
 ROOM = ["--set", "launch.resources.cpu=500m"]

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from breaking import processes_of
+from cluster_faults import processes_of
 from kube import Kube
-from users import rights_of_the_guide, user
+from rbac_user import rights_of_the_guide, user
 
 from llmtrain.kubernetes.client import Cluster
-from llmtrain.launch.record import find_record
+from llmtrain.operate.cluster_run import ClusterRun
 from llmtrain.operate.why import explain as why_module
 
 Why = dict[str, Any]
@@ -102,7 +102,7 @@ ENDED = {
     "no-cuda": NO_CUDA,
     "too-late": TOO_LATE,
     "bad-data": Expected(
-        ["data.name=instruct_jsonl", "data.train_file=/out/rows.jsonl"],
+        ["data.name=instruct_jsonl", "data.packing=false", "data.train_file=/out/rows.jsonl"],
         "bad_data",
         ["exit code 65", "/out/rows.jsonl, line 2: field 'output' is missing"],
         ["Set data.output_field", "--set FIELD=VALUE"],
@@ -299,7 +299,7 @@ def test_all_ranks_hang(kube: Kube, no_logs: Kube, monkeypatch: pytest.MonkeyPat
     with frozen(kube, pod["name"]):
         time.sleep(3)
         cluster = Cluster.connect(str(no_logs.kubeconfig), None)  # in this process, with the shorter STALL_AFTER_SEC
-        why = why_module.explain(cluster, find_record(cluster, "silent", kube.namespace)).as_dict()
+        why = ClusterRun.find(cluster, "silent", kube.namespace).why().as_dict()
     where = f"{pod['name']} on {pod['node']}"
     heartbeats = ["No rank ", f"Rank 0 ({where}): no heartbeat since step", f"Rank 1 ({where}): no heartbeat"]
     check(why, Expected([], "rank_hung", heartbeats, ["llmtrain recover silent", pod["name"]]))

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 import fork_server
+from limits import limit, wait_until
 from llmtrain.checkpoint.checkpoint import Checkpoint
 from llmtrain.checkpoint.store import CheckpointStore
 from llmtrain.config.document import Document
@@ -79,8 +80,8 @@ def world_config(root: Path, cache: Path, **changes: Any) -> Config:
     values = {
         "trainer__grad_accum_steps": 4,
         "distributed__reproducible_reduce": True,
-        "distributed__timeout_sec": 20,
-        "distributed__join_timeout_sec": 30,
+        "distributed__timeout_sec": round(limit(20)),
+        "distributed__join_timeout_sec": round(limit(30)),
         **changes,
     }
     if values.get("distributed__strategy") == "fsdp":
@@ -112,11 +113,11 @@ class Child:
         return self.process.pid
 
     def wait(self, timeout: float = TIMEOUT_SEC) -> ChildExit:
-        self.process.join(timeout)
+        self.process.join(limit(timeout))
         ended = self.poll()
         if ended is None:
             self.end()
-            raise AssertionError(f"the child did not end within {timeout} s:\n{self.output()}")
+            raise AssertionError(f"the child did not end within {limit(timeout):.0f} s:\n{self.output()}")
         return ended
 
     def poll(self) -> ChildExit | None:
@@ -139,11 +140,14 @@ class Child:
 
     def wait_for(self, condition: Callable[[], bool], timeout: float = TIMEOUT_SEC) -> None:
         """Wait for a condition while the child runs."""
-        deadline = time.monotonic() + timeout
-        while not condition():
-            assert self.process.exitcode is None, f"the child ended with {self.process.exitcode}:\n{self.output()}"
-            assert time.monotonic() < deadline, f"waited {timeout} s:\n{self.output()}"
-            time.sleep(0.01)
+
+        def is_so() -> bool:
+            is_true = condition()
+            code = self.process.exitcode
+            assert is_true or code is None, f"the child ended with {code}:\n{self.output()}"
+            return is_true
+
+        wait_until(is_so, timeout, self.output)
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
@@ -194,15 +198,15 @@ class StartedWorld:
 
     def wait(self, timeout: float = TIMEOUT_SEC) -> list[ChildExit]:
         """Until every rank has exited; none may leave processes behind."""
-        deadline = time.monotonic() + timeout
+        began = time.monotonic()
         found: dict[int, ChildExit] = {}
         while len(found) < len(self.ranks):
             for rank, child in enumerate(self.ranks):
                 if rank not in found and (ended := child.poll()):
                     found[rank] = ended
-            if time.monotonic() > deadline:
+            if time.monotonic() > began + limit(timeout):
                 missing = [rank for rank in range(len(self.ranks)) if rank not in found]
-                raise AssertionError(f"ranks {missing} did not end within {timeout} s:\n{self.output()}")
+                raise AssertionError(f"ranks {missing} did not end within {limit(timeout):.0f} s:\n{self.output()}")
             time.sleep(0.005)
         for child in self.ranks:
             assert not is_group_alive(child.pid), "a rank left a process behind"
@@ -273,8 +277,8 @@ def free_port() -> int:
 
 def is_group_alive(leader: int, within: float = 10.0) -> bool:
     """Whether a process group still has members after `within` seconds."""
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
+    began = time.monotonic()
+    while time.monotonic() < began + limit(within):
         try:
             os.killpg(leader, 0)
         except ProcessLookupError:
@@ -309,7 +313,7 @@ def _child(
     try:
         if before:
             before()
-        result = run_training(config, resume, allow_config_change)
+        result = run_training(config, resume, allow_config_change).as_dict()
         if after:
             result = {**result, **after()}
         (folder / "result.json").write_text(json.dumps(result))

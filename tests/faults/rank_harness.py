@@ -23,6 +23,7 @@ from typing import Any
 from fault_harness import free_port
 
 import fork_server
+from limits import limit, wait_until
 from llmtrain.config.distributed import DistributedSection
 from llmtrain.config.run import RunSection
 from llmtrain.config.schema import Config
@@ -60,10 +61,10 @@ class Ranks:
             for rank, process in enumerate(self.processes):
                 if rank not in seconds and process.exitcode is not None:
                     seconds[rank] = time.monotonic() - self.started
-            if time.monotonic() > self.started + timeout:
+            if time.monotonic() > self.started + limit(timeout):
                 self.end_all()
                 outputs = "\n".join(f"--- rank {rank}\n{self.output(rank)}" for rank in range(len(self.processes)))
-                raise AssertionError(f"the ranks did not exit within {timeout} s:\n{outputs}")
+                raise AssertionError(f"the ranks did not exit within {limit(timeout):.0f} s:\n{outputs}")
             time.sleep(0.005)
         return [self._ended(rank, seconds[rank]) for rank in range(len(self.processes))]
 
@@ -121,9 +122,9 @@ def _rank(folder: Path, body: Callable[[int], Any], rank: int, variables: dict[s
 
 def in_world(body: Callable[[World], Any], **distributed: Any) -> Callable[[int], Any]:
     """A body that joins the world and calls body(world)."""
+    section = DistributedSection(**{"strategy": "ddp", "timeout_sec": round(limit(30)), **distributed})
 
     def joined(_: int) -> Any:
-        section = DistributedSection(**{"strategy": "ddp", "timeout_sec": 30, **distributed})
         with join_world(section, RunSection(device="cpu")) as world:
             return body(world)
 
@@ -157,7 +158,7 @@ def train_ranks(
         eval_prompts.SAMPLE_TOKENS = 4  # a sharded model gathers its weights for every token
         if before:
             before()
-        result = run_training(config, resume, allow_config_change)
+        result = run_training(config, resume, allow_config_change).as_dict()
         return after() if after else result
 
     return start_ranks(count, body, env).wait(timeout)
@@ -205,19 +206,21 @@ class Cli:
 
     def wait(self, timeout: float = 90.0) -> int:
         """Exit code, or the negative signal number."""
-        self.process.join(timeout)
+        self.process.join(limit(timeout))
         code = self.process.exitcode
         if code is None:
             self.end()
-            raise AssertionError(f"it did not end within {timeout} s:\n{self.out}\n{self.err}")
+            raise AssertionError(f"it did not end within {limit(timeout):.0f} s:\n{self.out}\n{self.err}")
         return code
 
     def wait_for(self, condition: Callable[[], bool], timeout: float = 60.0) -> None:
-        deadline = time.monotonic() + timeout
-        while not condition():
-            assert not self.is_over(), f"it ended:\n{self.out}\n{self.err}"
-            assert time.monotonic() < deadline, f"waited {timeout} s:\n{self.out}\n{self.err}"
-            time.sleep(0.02)
+
+        def is_so() -> bool:
+            is_true = condition()
+            assert is_true or not self.is_over(), f"it ended:\n{self.out}\n{self.err}"
+            return is_true
+
+        wait_until(is_so, timeout, lambda: f"{self.out}\n{self.err}")
 
     def end(self) -> None:
         if not self.is_over():
@@ -229,18 +232,29 @@ class Cli:
 _clis: list[Cli] = []
 
 
-def start_cli(*arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None) -> Cli:
-    """llmtrain with these arguments, in its own process and process group."""
+def start_cli(
+    *arguments: object,
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    before: Callable[[], None] | None = None,
+) -> Cli:
+    """llmtrain with these arguments, in its own process and process group, which calls `before` first."""
     folder = Path(mkdtemp(prefix="cli-"))
     for name in ("out", "err"):
         (folder / name).touch()
-    body = functools.partial(_main, folder, [str(argument) for argument in arguments], env or {}, cwd)
+    body = functools.partial(_main, folder, [str(argument) for argument in arguments], env or {}, cwd, before)
     started = Cli(fork_server.start(body), folder)
     _clis.append(started)
     return started
 
 
-def _main(folder: Path, arguments: list[str], variables: dict[str, str], cwd: Path | None) -> int:
+def _main(
+    folder: Path,
+    arguments: list[str],
+    variables: dict[str, str],
+    cwd: Path | None,
+    before: Callable[[], None] | None,
+) -> int:
     from llmtrain.cli import main
 
     os.setpgid(0, 0)
@@ -248,6 +262,8 @@ def _main(folder: Path, arguments: list[str], variables: dict[str, str], cwd: Pa
     _set_launcher(variables)
     if cwd:
         os.chdir(cwd)
+    if before:
+        before()
     try:
         main(arguments)
     except SystemExit as ended:

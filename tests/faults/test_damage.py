@@ -19,8 +19,8 @@ from llmtrain.checkpoint.checkpoint import Checkpoint
 from llmtrain.checkpoint.store import CheckpointStore, find_checkpoint
 from llmtrain.config.schema import Config
 from llmtrain.errors import CheckpointError, ConfigError, UsageError
+from llmtrain.runs.checksums import checksums_text, is_intact
 from llmtrain.runs.directory import find_run, new_run
-from llmtrain.runs.manifest import manifest_text
 
 FILES = ("index.json", "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
 MakeConfig = Callable[..., Config]
@@ -65,6 +65,31 @@ def test_random_damage_is_detected_and_the_file_named(
         assert str(file) in caught.value.what
         file.write_bytes(whole)
     good.verify()
+
+
+@pytest.mark.parametrize("name", ["index.json", "manifest.json", "state.json"])
+def test_named_pipe_is_damage_and_does_not_block(good: Checkpoint, name: str) -> None:
+    (good.path / name).unlink()
+    os.mkfifo(good.path / name)
+    with pytest.raises(CheckpointError, match=name):
+        good.verify()
+    assert not is_intact(good.path)
+
+
+def test_state_that_is_a_named_pipe_does_not_block_an_unverified_read(good: Checkpoint) -> None:
+    """As the search for the best checkpoint reads it."""
+    (good.path / "state.json").unlink()
+    os.mkfifo(good.path / "state.json")
+    with pytest.raises(CheckpointError, match=r"state\.json"):
+        _ = good.val_loss
+
+
+def test_manifest_that_is_a_link_is_not_followed(good: Checkpoint) -> None:
+    (good.path / "manifest.json").unlink()
+    (good.path / "manifest.json").symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match="symbolic link"):
+        good.verify()
+    assert not is_intact(good.path)
 
 
 def test_any_changed_byte_of_the_manifest_is_detected(good: Checkpoint) -> None:
@@ -288,8 +313,8 @@ class Payload:
 def seal(folder: Path) -> None:
     """A manifest that fits whatever the files are now: an attacker can compute hashes too."""
     names = sorted(path for path in folder.iterdir() if path.name != "manifest.json")
-    files = {path.name: checkpoint_module.manifest_entry(path) for path in names}
-    (folder / "manifest.json").write_text(manifest_text(files))
+    files = {path.name: checkpoint_module.checksum_entry(path) for path in names}
+    (folder / "manifest.json").write_text(checksums_text(files))
 
 
 def test_pickle_payload_runs_when_unpickled(tmp_path: Path) -> None:
@@ -407,7 +432,7 @@ def test_inconsistent_checkpoint_with_valid_hashes_is_skipped(
     ],
 )
 def test_invalid_manifest_is_refused(good: Checkpoint, files: dict[str, Any]) -> None:
-    (good.path / "manifest.json").write_text(manifest_text(files))
+    (good.path / "manifest.json").write_text(checksums_text(files))
     with pytest.raises(CheckpointError):
         good.verify()
 

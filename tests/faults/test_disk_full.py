@@ -196,9 +196,7 @@ def unshare() -> list[str]:
     own_user = [] if os.geteuid() == 0 else ["--map-root-user"]
     command = ["unshare", "--mount", *own_user, "sh", "-c"]
     try:
-        done = subprocess.run(
-            [*command, "mount -t tmpfs tmpfs /mnt"], capture_output=True, text=True, check=False, timeout=30
-        )
+        done = subprocess.run([*command, "mount -t tmpfs tmpfs /mnt"], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         pytest.skip("needs unshare (util-linux)")
     if done.returncode:
@@ -220,7 +218,6 @@ def on_small_disk(config: Config, tmp_path: Path, script: str, **env: str) -> su
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
     )
 
 
@@ -278,6 +275,25 @@ def test_disk_that_fills_up_while_the_run_trains(make_config: MakeConfig, tmp_pa
         CheckpointStore(run.checkpoints).at(step).verify()
 
 
+INIT_ON_A_FULL_DISK = """
+dd if=/dev/zero of="$DISK/filler" bs=1k 2>/dev/null
+"$PYTHON" -m llmtrain init --preset gpt_smoke --to "$DISK/my.yaml" --json
+code=$?
+ls -A "$DISK"
+rm "$DISK/filler"
+"$PYTHON" -m llmtrain init --preset gpt_smoke --to "$DISK/my.yaml" >&2 || exit 127
+exit $code
+"""
+
+
+def test_init_on_a_full_disk_leaves_nothing(make_config: MakeConfig, tmp_path: Path) -> None:
+    done = on_small_disk(make_config(), tmp_path, INIT_ON_A_FULL_DISK)
+    assert done.returncode == 65, done.stderr
+    error, *names = done.stdout.splitlines()
+    assert json.loads(error)["reason"] == "disk_full"
+    assert names == ["filler"]
+
+
 START_WITH_LITTLE_SPACE = """
 mkdir -p "$DISK/runs" "$AFTER"
 for free in 0 8 16 24 200; do
@@ -310,7 +326,7 @@ def test_start_removes_a_partially_created_run(config: Config, root: Path, point
     """There were free blocks when it was checked, but the quota or the inodes are exhausted."""
 
     def no_space_for_it() -> None:
-        from llmtrain import files as atomic
+        from llmtrain.core import files as atomic
 
         write = atomic.write_synced
 
@@ -333,7 +349,7 @@ def test_full_disk_at_the_result(config: Config, root: Path, golden: Outcome) ->
     """finished.json does not fit: the run finishes once there is space."""
 
     def no_space_for_it() -> None:
-        from llmtrain.training import result as result_module
+        from llmtrain.runs import result as result_module
 
         def refuse(path: Path, value: object) -> None:  # noqa: ARG001
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -413,7 +429,6 @@ def test_standard_output_on_a_full_disk(make_config: MakeConfig, tmp_path: Path,
             stderr=subprocess.PIPE if case == "result" else full,
             text=True,
             check=False,
-            timeout=300,
         )
     assert ended.returncode == code, (ended.stdout, ended.stderr)
     if case == "result":
@@ -443,7 +458,6 @@ def test_closed_standard_output_does_not_change_the_exit_code(
             stderr=subprocess.PIPE,
             text=True,
             check=False,
-            timeout=300,
         )
     assert ended.returncode == (65 if case == "full" else 0), ended.stderr
     assert "Traceback" not in ended.stderr
@@ -461,7 +475,6 @@ def test_command_whose_reader_closes_while_it_prints(tmp_path: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
             check=False,
-            timeout=300,
             cwd=tmp_path,
         )
     assert ended.returncode in (0, 128 + signal.SIGPIPE)

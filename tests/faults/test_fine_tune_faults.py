@@ -9,7 +9,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,16 +19,14 @@ import fault_harness as harness
 import pytest
 from fault_harness import RUN_ID, ChildExit, Outcome
 
-from llmtrain import fault_injection as faults
+import tiny_llama
+from limits import limit
 from llmtrain.config.schema import Config
+from llmtrain.core import fault_injection as faults
 from llmtrain.runs.metrics import read_metrics
 from llmtrain.training import loop as trainer_module
 from llmtrain.training.evaluate import EvalResult
 from llmtrain.training.loop import Trainer
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import tiny_llama
 
 pytestmark = pytest.mark.hf
 
@@ -91,8 +88,8 @@ def fine_tune_config(root: Path, cache: Path, material: Material, **changes: Any
         "trainer__eval_prompts": ["say red", "say cat dog"],
         "trainer__eval_prompt_tokens": 4,
         "distributed__reproducible_reduce": changes.get("distributed__strategy") != "fsdp",
-        "distributed__timeout_sec": 20,
-        "distributed__join_timeout_sec": 30,
+        "distributed__timeout_sec": round(limit(20)),
+        "distributed__join_timeout_sec": round(limit(30)),
         **changes,
     }
     return harness.tiny_config(root, cache, **values)
@@ -135,7 +132,7 @@ def val_losses(*losses: float) -> Before:
         evaluate, evaluate_and_log = trainer_module.evaluate, Trainer._evaluate
 
         def scripted(self: Trainer) -> None:
-            loss = losses[min(self.progress.step, len(losses)) - 1]
+            loss = losses[min(self.state.step, len(losses)) - 1]
 
             def replaced(*arguments: Any, **options: Any) -> EvalResult | None:
                 found = evaluate(*arguments, **options)

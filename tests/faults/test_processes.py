@@ -6,14 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
+import fault_harness as harness
 import pytest
 from fault_harness import RUN_ID, Outcome, outcome, steps_saved
+from rank_harness import start_cli
 
-from fork_server import is_stopped
+from fork_server import ignore_as_in_background, is_stopped
+from limits import wait_until
 from llmtrain.config.load import dump_config
 from llmtrain.config.schema import Config
 
@@ -37,18 +39,18 @@ def start(*arguments: str, fault: str | None = None, **options: object) -> "subp
 
 def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
     try:
-        stdout, stderr = process.communicate(timeout=120)
+        stdout, stderr = process.communicate()
     finally:
         process.kill()
     return process.returncode, stdout, stderr
 
 
 def wait_for(process: "subprocess.Popen[str]", condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
+    def is_so() -> bool:
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        return condition()
+
+    wait_until(is_so)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
@@ -65,11 +67,32 @@ def test_signal_then_resume(file: Path, root: Path, golden: Outcome, number: sig
     assert stdout == ""
     assert steps_saved(root) == [2, 3]
 
-    code, stdout, stderr = finish(start("--config", str(file), "--resume", RUN_ID, "--json"))
-    assert code == 0, stderr
-    result = json.loads(stdout)
+    done = start_cli("train", "--config", file, "--resume", RUN_ID, "--json")
+    assert done.wait() == 0, done.err
+    result = json.loads(done.out)
     assert result["resumed_from"] == 3
     assert outcome(root, result) == golden
+
+
+def test_closed_terminal_saves(config: Config, root: Path) -> None:
+    child = harness.start(config, fault="after_backward:3:0:stop")
+    child.wait_stopped()
+    child.send(signal.SIGHUP)
+    child.send(signal.SIGCONT)
+    ended = child.wait()
+    assert (ended.code, steps_saved(root)) == (75, [2, 3]), ended.output
+
+
+@pytest.mark.parametrize("last", [signal.SIGHUP, signal.SIGTERM])
+def test_ignored_signals_stay_ignored_and_sigterm_saves(config: Config, root: Path, last: signal.Signals) -> None:
+    """As under `nohup llmtrain train ... &` in a script."""
+    child = harness.start(config, fault="after_backward:3:0:stop", before=ignore_as_in_background)
+    child.wait_stopped()
+    for number in (signal.SIGINT, last, signal.SIGCONT):
+        child.send(number)
+    ended = child.wait()
+    assert ended.code == (75 if last == signal.SIGTERM else 0), ended.output
+    assert steps_saved(root)[-1] == (3 if last == signal.SIGTERM else harness.STEPS)
 
 
 @pytest.mark.slow
@@ -103,9 +126,9 @@ def test_sigkill_then_resume(file: Path, root: Path, golden: Outcome) -> None:
 
 @pytest.mark.parametrize("reference", ["../evil", "payload.pt"])
 def test_resume_refuses_a_bad_reference(file: Path, tmp_path: Path, reference: str) -> None:
-    code, _, stderr = finish(start("--config", str(file), "--resume", reference, cwd=tmp_path))
-    assert code in (64, 65), stderr
-    assert "Traceback" not in stderr
+    done = start_cli("train", "--config", file, "--resume", reference, cwd=tmp_path)
+    assert done.wait() in (64, 65), done.err
+    assert "Traceback" not in done.err
 
 
 def children_of(pid: int) -> list[int]:
@@ -126,18 +149,12 @@ def test_data_workers_exit_with_the_trainer(tmp_path: Path, make_config: MakeCon
             ]
         return []
 
-    deadline = time.monotonic() + 60
-    while not (started := workers()):
-        assert trainer.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    started = wait_until(lambda: workers() or trainer.poll() is not None)
+    assert isinstance(started, list), trainer.communicate()
     trainer.send_signal(number)
     code, _, stderr = finish(trainer)
     assert code == (-9 if number == signal.SIGKILL else 75), stderr
-    deadline = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}").exists() for pid in started):
-        assert time.monotonic() < deadline, "a worker is still running"
-        time.sleep(0.05)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
 
 
 CRASHING = """
@@ -155,6 +172,6 @@ def test_crash_with_data_workers_exits(tmp_path: Path, make_config: MakeConfig) 
     """The workers ignore SIGTERM, which Python sends them at exit: it would wait forever."""
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(make_config(data__num_workers=2)))
-    done = subprocess.run([sys.executable, "-c", CRASHING, str(path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", CRASHING, str(path)], capture_output=True, text=True)
     assert done.returncode == 1
     assert "a bug" in done.stderr

@@ -8,8 +8,8 @@ import fault_harness as harness
 import pytest
 from fault_harness import EVAL_STEPS, RUN_ID, SAVE_EVERY, SAVE_STEPS, STEPS, Outcome
 
-from llmtrain import fault_injection as faults
 from llmtrain.config.schema import Config
+from llmtrain.core import fault_injection as faults
 
 REPLACING = "save_while_replacing"  # only reached when a step is saved a second time: tested separately
 SAVE_POINTS = [point for point in faults.POINTS if point.startswith("save_") and point != REPLACING]
@@ -117,15 +117,15 @@ def test_sigterm_during_setup(config: Config, golden: Outcome) -> None:
         import os
         import signal
 
-        from llmtrain.training import build
+        from llmtrain.training import components
 
-        build_module = build.build_module
+        build_module = components.build_module
 
         def build_with_sigterm(*arguments: object) -> object:
             os.kill(os.getpid(), signal.SIGTERM)
             return build_module(*arguments)
 
-        build.build_module = build_with_sigterm
+        components.build_module = build_with_sigterm
 
     ended = harness.run(config, before=sigterm_while_the_model_is_built)
     assert ended.code == 75, ended.output

@@ -87,9 +87,7 @@ def test_no_secrets_from_the_command_line(make_config: MakeConfig, tmp_path: Pat
     command = [sys.executable, "-m", "llmtrain", "train", "--config", str(file), "--json"]
     command += ["--set", "tracking.mlflow.tracking_uri=https://somebody:CanaryPassword@tracking.example"]
     command += ["--set", f"run.notes={CANARIES['HF_TOKEN']}"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, **CANARIES}, timeout=120
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **CANARIES})
     assert done.returncode == 0, done.stderr
     for canary in [*CANARIES.values(), "CanaryPassword"]:
         assert canary not in done.stdout

@@ -13,7 +13,7 @@ from llmtrain.config.schema import Config
 from llmtrain.data.tokenizers.load import load_saved_tokenizer
 from llmtrain.errors import CheckpointError
 from llmtrain.inference.load import Source, load_model
-from llmtrain.runs.manifest import MANIFEST, manifest_text
+from llmtrain.runs.checksums import CHECKSUMS, checksums_text
 
 MakeConfig = Callable[..., Config]
 LOWER = "abcdefgh ijkl mnop\n" * 300
@@ -88,10 +88,10 @@ def forget_tokenizer(root: Path) -> None:
         del state["tokenizer_sha256"]
         data = json.dumps(state).encode()
         path.write_bytes(data)
-        manifest = checkpoint.path / MANIFEST
+        manifest = checkpoint.path / CHECKSUMS
         files = json.loads(manifest.read_text())["files"]
         files[path.name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        manifest.write_text(manifest_text(files))
+        manifest.write_text(checksums_text(files))
 
 
 def test_checkpoints_without_tokenizer_hash_resume(lower: Config, upper: Config, root: Path) -> None:

@@ -221,14 +221,14 @@ def test_nan_during_a_background_save(make_world_config: MakeConfig, root: Path,
     def slow_disk(rank: int) -> None:
         from llmtrain.checkpoint import store as checkpoint
 
-        describe = checkpoint.manifest_entry
+        describe = checkpoint.checksum_entry
 
         def slowly(path: Path) -> dict[str, object]:
             if rank == 1:
                 time.sleep(1.0)
             return describe(path)
 
-        checkpoint.manifest_entry = slowly
+        checkpoint.checksum_entry = slowly
 
     config = make_world_config(trainer__async_save=True)
     ends = harness.run_world(config, 2, fault="loss:3:1:nan", before=slow_disk)
@@ -302,9 +302,9 @@ def test_run_directory_that_one_rank_does_not_see_is_refused(
     move = two_places(tmp_path, [None, None])
 
     def see_soon(rank: int) -> None:
-        from llmtrain.training import rank_checks
+        from llmtrain.training import ownership
 
-        rank_checks.SHARED_STORAGE_SEC = 0.5
+        ownership.SHARED_STORAGE_SEC = 0.5
         move(rank)
 
     ends = harness.run_world(make_world_config(output__root_dir="runs"), 2, before=see_soon)

@@ -11,8 +11,8 @@ import fault_harness as harness
 import pytest
 from fault_harness import EVAL_STEPS, RUN_ID, SAVE_EVERY, SAVE_STEPS, STEPS, ChildExit, Outcome
 
-from llmtrain import fault_injection as faults
 from llmtrain.config.schema import Config
+from llmtrain.core import fault_injection as faults
 
 MakeConfig = Callable[..., Config]
 PROMPT_SEC = 10.0  # a lost connection is detected in milliseconds; the rest is for a loaded machine
@@ -195,7 +195,7 @@ def test_no_rank_exits_with_0_before_the_run_is_finished(
     """A platform does not restart a pod that exited with 0, so the others would wait for it forever."""
 
     def fail_at_finished_json(rank: int) -> None:
-        from llmtrain.training import result
+        from llmtrain.runs import result
 
         write_json = result.write_json
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from fault_harness import RUN_ID, Outcome, outcome, read_result, steps_saved
 
+from limits import limit, wait_until
 from llmtrain.config.load import dump_config
 from llmtrain.config.schema import Config
 from llmtrain.runs.heartbeats import read_heartbeats
@@ -69,17 +71,17 @@ def start(file: Path, *arguments: str, fault: str | None = None, own_session: bo
     return process
 
 
-def finish(process: "subprocess.Popen[str]", timeout: float = 120) -> tuple[int, str, str]:
-    stdout, stderr = process.communicate(timeout=timeout)
+def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    stdout, stderr = process.communicate()
     return process.returncode, stdout, stderr
 
 
 def wait_for(process: "subprocess.Popen[str]", condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
+    def is_so() -> Any:
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        return condition()
+
+    wait_until(is_so)
 
 
 def wait_until_held(process: "subprocess.Popen[str]", root: Path, rank: int, generation: int = 1) -> int:
@@ -143,9 +145,10 @@ def test_hanging_rank_is_restarted(
     started = time.monotonic()
     code, _, stderr = finish(start(file, *NODE, "--max-restarts", "1", fault="after_backward:5:0:stop:0"))
     assert code == 0, stderr
-    assert "rank 0 has gone silent" in stderr
+    assert re.search(r"rank 0 .*\(pid ", stderr), stderr
     assert outcome(root, read_result(root)) == world_golden
-    assert time.monotonic() - started < 100  # torch gives the stopped worker 30 s before it kills it
+    # torch gives the stopped worker 30 s before it kills it
+    assert time.monotonic() - started < 30 + limit(70)
 
 
 @pytest.mark.slow
@@ -276,10 +279,8 @@ def test_second_ctrl_c_does_not_wait_for_the_workers(file: Path, root: Path) -> 
     assert code == 75, stderr
     assert "Traceback" not in stderr
     assert steps_saved(root)[-1] == 2
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{held}/cmdline").exists() and Path(f"/proc/{held}/cmdline").read_bytes():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    command = Path(f"/proc/{held}/cmdline")
+    wait_until(lambda: not command.exists() or not command.read_bytes(), 30)
 
 
 def test_sigterm_is_not_restarted(file: Path, root: Path) -> None:
@@ -385,13 +386,9 @@ def test_sigterm_right_after_the_workers_start(file: Path, tmp_path: Path, scrip
     env = {**os.environ, MARK: str(tmp_path)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     _started.append(process)
-    code = process.wait(timeout=60)
-    deadline = (
-        time.monotonic() + 5
-    )  # a process that received SIGTERM exits soon; one that did not would wait for others
-    while marked(str(tmp_path)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert marked(str(tmp_path)) == []
+    code = process.wait()
+    # A process that received SIGTERM exits soon; one that did not would wait for others.
+    wait_until(lambda: marked(str(tmp_path)) == [], 5)
     assert code == 75, process.communicate()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -11,14 +12,15 @@ import fault_harness as harness
 import pytest
 from fault_harness import EVAL_STEPS, RUN_ID, STEPS, ChildExit, Outcome, StartedWorld
 
-from llmtrain import fault_injection as faults
+from limits import limit
 from llmtrain.config.schema import Config
+from llmtrain.core import fault_injection as faults
 from llmtrain.runs.heartbeats import read_heartbeats
 
 MakeConfig = Callable[..., Config]
 SAVE_POINTS = [point for point in faults.POINTS if point.startswith("save_") and point != "save_while_replacing"]
 TIMEOUT_SEC = 5
-MARGIN_SEC = 6.0  # two are promised; a loaded machine may take longer
+MARGIN_SEC = 6.0  # two are promised
 
 
 # Hanging ranks
@@ -36,8 +38,8 @@ def check_survivors(world: StartedWorld, silent: int, stopped_at: float) -> None
         if rank != silent:
             ended = child.wait(TIMEOUT_SEC + MARGIN_SEC + 10)
             assert ended.code == 75, ended.output
-            assert time.monotonic() - stopped_at < TIMEOUT_SEC + MARGIN_SEC, ended.output
-            assert f"rank {silent} has gone silent (pid {pid} on " in ended.output
+            assert time.monotonic() - stopped_at < limit(TIMEOUT_SEC + MARGIN_SEC), ended.output
+            assert re.search(rf"rank {silent} .*\(pid {pid} on ", ended.output), ended.output
     assert world[silent].poll() is None, "the silent rank is only stopped"
     world[silent].send(signal.SIGKILL)
     assert world[silent].wait().code == -signal.SIGKILL
@@ -46,7 +48,7 @@ def check_survivors(world: StartedWorld, silent: int, stopped_at: float) -> None
 def test_hanging_rank_is_named_and_others_exit(tmp_path: Path, cache: Path, world_golden: Outcome) -> None:
     """Rank 0 of one world and rank 1 of another, at the same time, to save time."""
     configs = [
-        harness.world_config(tmp_path / str(rank) / "runs", cache, distributed__timeout_sec=TIMEOUT_SEC)
+        harness.world_config(tmp_path / str(rank) / "runs", cache, distributed__timeout_sec=round(limit(TIMEOUT_SEC)))
         for rank in (0, 1)
     ]
     worlds, stopped_at = [], []
@@ -87,7 +89,7 @@ def test_hang_anywhere(
     size: int,
     changes: dict[str, bool],
 ) -> None:
-    config = make_world_config(distributed__timeout_sec=TIMEOUT_SEC, **changes)
+    config = make_world_config(distributed__timeout_sec=round(limit(TIMEOUT_SEC)), **changes)
     world = hang(config, size, point, step, rank)
     check_survivors(world, rank, time.monotonic())
     assert step - harness.resume_and_check(config, size, world_golden) <= 2 * harness.SAVE_EVERY
@@ -96,7 +98,7 @@ def test_hang_anywhere(
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_hang_with_fsdp(make_world_config: MakeConfig, fsdp_golden: Outcome, rank: int) -> None:
-    config = make_world_config(distributed__timeout_sec=TIMEOUT_SEC, distributed__strategy="fsdp")
+    config = make_world_config(distributed__timeout_sec=round(limit(TIMEOUT_SEC)), distributed__strategy="fsdp")
     world = hang(config, 2, "after_backward", 5, rank)
     check_survivors(world, rank, time.monotonic())
     assert harness.resume_and_check(config, 2, fsdp_golden) == 4
@@ -116,7 +118,7 @@ def test_rank_that_resumes_too_late_exits_too(make_world_config: MakeConfig, roo
 
 @pytest.mark.slow
 def test_short_hang_is_tolerated(make_world_config: MakeConfig, world_golden: Outcome, root: Path) -> None:
-    config = make_world_config(distributed__timeout_sec=TIMEOUT_SEC)
+    config = make_world_config(distributed__timeout_sec=round(limit(TIMEOUT_SEC)))
     world = hang(config, 2, "after_backward", 3, 1)
     beat = read_heartbeats(root / RUN_ID / "heartbeats")[0]["beat"]
     world.wait_for(lambda: read_heartbeats(root / RUN_ID / "heartbeats")[0]["beat"] > beat)  # rank 0 waits for it
@@ -236,7 +238,7 @@ def test_sigterm_while_joining(world_config: Config, root: Path, rank: int) -> N
     sent_at = time.monotonic()
     ended = child.wait()
     assert ended.code == 75, ended.output
-    assert time.monotonic() - sent_at < 5
+    assert time.monotonic() - sent_at < limit(5)
     assert json.loads(report.read_text())["llmtrain"]["error"] == "Interrupted"
     assert not root.exists()
 
@@ -270,16 +272,16 @@ def test_sigterm_during_data_preparation(
     world_config: Config, root: Path, world_golden: Outcome, signaled: tuple[int, ...]
 ) -> None:
     def send_sigterm(rank: int) -> None:
-        from llmtrain.training import run
+        from llmtrain.training import components
 
-        build_components = run.build_components
+        build_components = components.build_components
 
         def with_sigterm(*arguments: object) -> object:
             if rank in signaled:
                 os.kill(os.getpid(), signal.SIGTERM)
             return build_components(*arguments)  # type: ignore[arg-type]
 
-        run.build_components = with_sigterm  # type: ignore[assignment]
+        components.build_components = with_sigterm  # type: ignore[assignment]
 
     ends = harness.run_world(world_config, 2, before=send_sigterm)
     assert [ended.code for ended in ends] == [75, 75], ends[0].output + ends[1].output

@@ -232,16 +232,16 @@ def test_two_generations_that_both_create_the_run(world_config: Config, world_go
     not a usage error (64), after which a platform would not restart it."""
 
     def hold(rank: int) -> None:
-        from llmtrain.training import run
+        from llmtrain.training import components
 
-        build_components = run.build_components
+        build_components = components.build_components
 
         def held(*arguments: Any) -> object:
             if rank == 0:
                 os.kill(os.getpid(), signal.SIGSTOP)
             return build_components(*arguments)
 
-        run.build_components = held  # type: ignore[assignment]
+        components.build_components = held  # type: ignore[assignment]
 
     late = harness.start_world(world_config, 2, "auto", env=UNATTENDED, before=hold)
     late[0].wait_stopped()

@@ -145,12 +145,12 @@ def test_second_writer_is_refused_before_it_chooses_a_checkpoint(config: Config)
     first = start_and_stop_at(config, "after_backward", 3)
 
     def fail_when_a_checkpoint_is_chosen() -> None:
-        from llmtrain.training import run
+        from llmtrain.training import ownership
 
         def chosen(*_: object) -> object:
             raise AssertionError("chosen without the lock")
 
-        run.find_resumption = chosen
+        ownership.find_resumption = chosen
 
     second = harness.run(config, RUN_ID, before=fail_when_a_checkpoint_is_chosen)
     assert second.code == 64, second.output

@@ -103,9 +103,9 @@ def test_batched_newton_schulz_agrees_with_torch() -> None:
 def test_squared_relu_needs_less_memory_for_the_same_gradient() -> None:
     import torch
 
+    from llmtrain.compat.numerics import Numerics
     from llmtrain.config.model import ModernGptSection
     from llmtrain.models.gpt.modern import SquaredReLU
-    from llmtrain.models.numerics import Numerics
 
     section = ModernGptSection(n_layers=1, d_model=256, block_size=64)
     torch.manual_seed(0)
@@ -130,8 +130,8 @@ def test_loss_kernel_agrees_with_torch(dtype: str) -> None:
     """Also rows without loss, columns of padding, and a width that is no multiple of the kernel's."""
     import torch
 
+    from llmtrain.core.targets import IGNORE_INDEX
     from llmtrain.models.loss_kernel import cross_entropy_
-    from llmtrain.models.losses import IGNORE_INDEX
 
     generator = torch.Generator("cuda").manual_seed(0)
     logits = 4 * torch.randn(512, 50304, device="cuda", generator=generator).to(getattr(torch, dtype))

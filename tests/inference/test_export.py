@@ -156,7 +156,7 @@ def test_push_needs_a_token_and_a_destination(root: Path, cli: Cli, monkeypatch:
 
 
 def test_push_uploads_what_export_writes(root: Path, cli: Cli, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The upload itself: tests/test_hub_upload.py."""
+    """The upload itself: tests/hub/test_hub_upload.py."""
     from llmtrain.hub import upload
 
     uploaded: dict[str, Any] = {}
@@ -195,11 +195,11 @@ def test_config_has_the_end_of_text(root: Path, cli: Cli, workdir: Path) -> None
 def test_full_disk_leaves_nothing_behind(
     root: Path, cli: Cli, workdir: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
 ) -> None:
-    def write_half(folder: Path, *_: object, **__: object) -> None:
-        (folder / "half").write_text("x")
+    def write_half(path: Path, *_: object, **__: object) -> None:
+        path.with_name("half").write_text("x")
         raise problem
 
-    monkeypatch.setattr("llmtrain.inference.export.write_card", write_half)
+    monkeypatch.setattr("llmtrain.inference.export.write_atomic", write_half)
     done = cli("export", "--run", "byte", "--root", root, "--to", "exported", "--json")
     assert (done.code, done.json["reason"]) == (65, "disk_full"), done.err
     assert done.json["remedy"]

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmtrain.commands import progress as progress_module
+from llmtrain.commands import spinner as progress_module
 from llmtrain.commands.chat import converse
 from llmtrain.commands.generate import read_prompt
 from llmtrain.commands.stream import TextStream
@@ -19,9 +21,9 @@ from llmtrain.data.tokenizers.byte import ByteTokenizer
 from llmtrain.errors import CheckpointError, UsageError
 from llmtrain.inference.load import Source, load_model
 from llmtrain.runs.directory import RunDirectory
-from llmtrain.training import sample
+from llmtrain.training import text_generation
 from llmtrain.training.run import run_training
-from llmtrain.training.sample import Sampling, prompt_ids, sample_text
+from llmtrain.training.text_generation import Sampling, prompt_ids, sample_text
 
 Cli = Callable[..., Any]
 
@@ -56,15 +58,15 @@ def test_top_p_keeps_the_fewest_tokens_with_that_probability() -> None:
         (0.8, [1, 3, 4]),
         (0.99, [0, 1, 2, 3, 4]),
     ):
-        assert sample._nucleus(probabilities, top_p).nonzero().flatten().tolist() == kept
+        assert text_generation._nucleus(probabilities, top_p).nonzero().flatten().tolist() == kept
     logits = probabilities.log()
     chosen = {
-        sample._choose(logits, Sampling(1, 1.0, None, top_p=0.5), torch.Generator().manual_seed(seed))
+        text_generation._choose(logits, Sampling(1, 1.0, None, top_p=0.5), torch.Generator().manual_seed(seed))
         for seed in range(50)
     }
     assert chosen == {1, 3}
     without, all_of_it = (
-        sample._choose(logits, Sampling(1, 1.0, None, top_p=top_p), torch.Generator().manual_seed(3))
+        text_generation._choose(logits, Sampling(1, 1.0, None, top_p=top_p), torch.Generator().manual_seed(3))
         for top_p in (None, 1.0)
     )
     assert without == all_of_it
@@ -219,7 +221,7 @@ def test_eval_reports_every_batch(root: Path, workdir: Path) -> None:
 def test_missing_checkpoint_says_when_it_comes(
     workdir: Path, beat: int, every: int | None, following: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llmtrain.runs import summary
+    from llmtrain.runs.view import RunState, RunView
 
     run = RunDirectory(workdir / "runs" / "early")
     run.heartbeats.mkdir(parents=True)
@@ -227,7 +229,7 @@ def test_missing_checkpoint_says_when_it_comes(
     run.config.write_text(json.dumps({"schema_version": 3, "trainer": trainer}))
     (run.heartbeats / "rank-0.json").write_text(json.dumps({"rank": 0, "step": beat}))
     for is_running in (True, False):
-        monkeypatch.setattr(summary, "_status", lambda *_, now=is_running: "running" if now else "stopped")
+        monkeypatch.setattr(RunView, "state", RunState.RUNNING if is_running else RunState.KILLED)
         with pytest.raises(CheckpointError) as caught:
             load_model(Source(run="early"), "cpu")
         value = caught.value.as_dict()
@@ -256,3 +258,27 @@ def test_prompt_without_tokens_is_the_end_of_a_document() -> None:
     tokenizer = Nothing()
     assert prompt_ids(tokenizer, "") == [tokenizer.end_of_text or 0]
     assert prompt_ids(ByteTokenizer(), "") == [10]
+
+
+@pytest.mark.parametrize("stream", ["stdin", "stdout"])
+def test_chat_with_a_closed_stream_ends(cli: Cli, root: Path, monkeypatch: pytest.MonkeyPatch, stream: str) -> None:
+    """As services and `<&-` start a program."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    monkeypatch.setattr(sys, stream, None)
+    done = cli("chat", "--run", "one", "--root", root)
+    assert done.code == 0, done.err
+
+
+def test_sigterm_during_an_answer_ends_the_chat(cli: Cli, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends the answer only."""
+    sent = [signal.SIGINT, signal.SIGTERM]
+
+    def answer(*_: Any, **__: Any) -> str:
+        os.kill(os.getpid(), sent.pop(0))
+        return "an answer"
+
+    monkeypatch.setattr("llmtrain.inference.generate.generate_text", answer)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\nthree\n"))
+    done = cli("chat", "--run", "one", "--root", root)
+    assert (done.code, sent) == (75, [])
+    assert done.out.count("an answer") == 2

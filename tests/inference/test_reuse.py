@@ -104,3 +104,17 @@ def test_full_fine_tune_of_a_model_with_code_of_its_own(folder: Path) -> None:
     (model / "config.json").write_text(json.dumps(config))
     train(folder, "own-code", **{"model.path": str(model), "model.trust_remote_code": True})
     assert load(folder, "own-code").generate("red", max_new_tokens=2, temperature=0) is not None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_an_error(folder: Path, lora: Path, value: float) -> None:  # noqa: ARG001
+    model = load(folder, "lora")
+    weights = next(part for name, part in model.loaded.module.named_parameters() if "norm" in name)
+    weights.data.fill_(value)
+    with pytest.raises(llmtrain.DataError):
+        model.generate("red", temperature=0)
+    with pytest.raises(llmtrain.DataError):
+        model.evaluate(folder / "examples.jsonl")
+    with pytest.raises(llmtrain.DataError, match="norm"):
+        model.export(folder / f"exported-{value}", merge=True)
+    assert not (folder / f"exported-{value}").exists()

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from llmtrain.core.redact import redacted_line
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.kubernetes.api_errors import AlreadyExists, Forbidden, KindNotFound, Request, quota, refusal_error
-from llmtrain.redact import redacted_line
 
 JOB = Request("create", "batch/v1", "Job", "team", "demo")
 LIST = Request("list", "v1", "Pod", None)

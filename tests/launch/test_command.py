@@ -9,7 +9,7 @@ from llmtrain import registry
 
 Cli = Callable[..., Any]
 
-DEMO = ("launch", "--dry-run", "--config", "ddp_smoke", "--name", "demo")
+DEMO = ("launch", "--dry-run", "--config", "ddp_smoke", "--name", "demo", "--image", "me/train:1")
 
 
 def test_text_and_json_have_the_same_manifests(cli: Cli) -> None:
@@ -94,7 +94,7 @@ VOLUMES = (
 )
 
 
-@pytest.mark.parametrize("kind", sorted(registry.WORKLOADS))
+@pytest.mark.parametrize("kind", sorted(registry.KINDS))
 def test_model_on_a_volume_does_not_warn(cli: Cli, kind: str) -> None:
     """The offline options of document 1, as `train` takes them: nothing is fetched, and nothing may ask the hub."""
     demo = ("launch", "--dry-run", "--config", "lora_instruct", "--name", "train-llm", "--kind", kind, *IMAGE)
@@ -114,7 +114,7 @@ def test_model_on_a_volume_does_not_warn(cli: Cli, kind: str) -> None:
 
 @pytest.mark.parametrize("folder", ["/srv/llama", "models/llama", "llama"])
 def test_local_model_warns(cli: Cli, folder: str) -> None:
-    words = ("launch", "--dry-run", "--config", "lora_instruct", "--name", "demo", *VOLUMES)
+    words = ("launch", "--dry-run", "--config", "lora_instruct", "--name", "demo", *IMAGE, *VOLUMES)
     done = cli(*words, "--model-local-dir", folder, "--json")
     assert done.code == 0, done.err
     assert done.err.startswith(f"warning: model.path {folder} is not on a volume")
@@ -127,4 +127,4 @@ def test_trainer_options_are_refused_for_a_user_command(cli: Cli, option: tuple[
     done = cli("launch", "--dry-run", "--name", "demo", *option, "--", "python", "train.py")
     assert done.code == 64
     assert done.out == ""
-    assert cli("launch", "--dry-run", "--name", "demo", "--", "python", "train.py", *LOCAL).code == 0
+    assert cli("launch", "--dry-run", "--name", "demo", *IMAGE, "--", "python", "train.py", *LOCAL).code == 0

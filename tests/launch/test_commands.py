@@ -2,21 +2,17 @@
 
 import copy
 import json
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "operate"))
-
 from kube_runs import STEP, FakeRun, waiting
 
 from kube_server import KubeServer, kube_server
+from limits import limit, wait_until
 from llmtrain.launch import lifecycle as apply
 from llmtrain.launch.record import find_record
 
@@ -58,7 +54,7 @@ class Player(threading.Thread):
 
     def run(self) -> None:
         try:
-            wait_for(lambda: ("jobs", "team", "demo") in self._kube.objects)
+            wait_until(lambda: ("jobs", "team", "demo") in self._kube.objects)
             record = find_record(self._kube.cluster(), "demo", "team")
             assert record.number == self._number
             self._act(FakeRun(self._kube, record.plan))
@@ -66,16 +62,9 @@ class Player(threading.Thread):
             self.error = error
 
     def done(self) -> None:
-        self.join(10)
+        self.join(limit(10))
         if self.error is not None:
             raise self.error
-
-
-def wait_for(is_true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def finish(run: FakeRun) -> None:
@@ -112,7 +101,7 @@ def stopped_by_somebody(run: FakeRun) -> None:
 
 
 def deleted_by_somebody(run: FakeRun) -> None:
-    wait_for(lambda: "GET metrics" in run.kube.requests)  # it is watched
+    wait_until(lambda: "GET metrics" in run.kube.requests)  # it is watched
     run.event("SuccessfulCreate", "Created pod: demo-0-00001")
     apply.delete(run.cluster, run.record, False, lambda pods: None)  # noqa: ARG005
 
@@ -252,7 +241,7 @@ class TestLaunch:
 
         def act(run: FakeRun) -> None:
             never_pulled(run)
-            wait_for(lambda: ("jobs", "team", "demo") not in kube.objects)
+            wait_until(lambda: ("jobs", "team", "demo") not in kube.objects)
             kube.remove("Pod", run.pods[0])
 
         player = Player(kube, act)
@@ -323,7 +312,7 @@ class TestLaunch:
         done = call(*LAUNCH, "-d", *words)
         assert done.code == 0, done.err
         record = find_record(kube.cluster(), "demo", "team")
-        assert record.work.mode == ("smoke" if words == ("--smoke",) else "command")
+        assert record.task.mode == ("smoke" if words == ("--smoke",) else "command")
         assert kube.objects["jobs", "team", "demo"]["spec"] == record.manifests[-1]["spec"]
         assert done.out.startswith("Run demo launched.")
 
@@ -394,6 +383,7 @@ class TestResume:
             ("--nodes", "3"),
             ("--set", "trainer.max_stepz=3"),
             ("--kind", "jobs"),
+            ("--image", "A B"),
             ("--set", "output.run_id=x"),
             ("--set", "launch.runs_volume.size=99Gi"),
             ("--set", "output.root_dir=elsewhere"),
@@ -428,8 +418,8 @@ class TestStopAndDelete:
         run.pod(0)
 
         def act() -> None:
-            wait_for(lambda: ("jobs", "team", "demo") not in kube.objects)
-            wait_for(lambda: "GET log" in kube.requests)
+            wait_until(lambda: ("jobs", "team", "demo") not in kube.objects)
+            wait_until(lambda: "GET log" in kube.requests)
             time.sleep(0.2)  # only what comes from now on is shown
             run.say(0, "[SAVE] step_12")
             time.sleep(0.2)
@@ -440,7 +430,7 @@ class TestStopAndDelete:
         player = threading.Thread(target=act, daemon=True)
         player.start()
         done = call("stop", "demo")
-        player.join(10)
+        player.join(limit(10))
         assert done.code == 0
         assert "llmtrain resume demo " in done.out
         assert "waiting for 1 pod " in done.err
@@ -538,6 +528,28 @@ class TestHints:
         assert done.code == 0, done.err
         assert "llmtrain fetch" not in done.out
 
+    def test_no_fetch_hint_without_volume(self, call: Cli, kube: KubeServer) -> None:
+        player = Player(kube, finish)
+        done = call(*LAUNCH, "--set", "launch.runs_volume=null", "--", "python", "x.py")
+        player.done()
+        assert done.code == 0, done.err
+        assert "llmtrain fetch" not in done.out + call("why", "demo").out
+
+    def test_run_without_volume_has_no_files(self, call: Cli, kube: KubeServer) -> None:
+        words = (*LAUNCH, "--nodes", "2", "--set", "launch.runs_volume=null")
+        assert call(*words, "-d", "--", "python", "x.py").code == 0
+        assert not [name for name in ours(kube) if name.startswith("persistentvolumeclaims")]
+        assert call("status", "demo", "--json").json["has_files"] is False
+        assert "files      none" in call("status", "demo").out
+        fetched = call("fetch", "demo", "--json")
+        assert fetched.code == 64
+        assert "llmtrain logs demo" in fetched.json["remedy"]
+        assert "llmtrain fetch" not in call("stop", "demo").out
+        logs = call("logs", "demo")
+        assert logs.code == 64
+        assert "launch.runs_volume is null" in logs.err
+        assert call("delete", "demo", "--json").json["kept_claims"] == []
+
     def test_delete_names_the_kept_claims(self, call: Cli, kube: KubeServer) -> None:
         def act(run: FakeRun) -> None:
             run.pod(0)
@@ -616,7 +628,7 @@ class TestAnotherVersion:
         self.newer(kube, *fields)
         newer = find_record(kube.cluster(), "demo", "team")
         assert sorted(newer.unknown) == sorted(fields)
-        assert (newer.config, newer.work, newer.number) == (plain.config, plain.work, plain.number)
+        assert (newer.config, newer.task, newer.number) == (plain.config, plain.task, plain.number)
         assert call("status", "--json").json["runs"][0]["run_id"] == "demo"
         assert call("status", "demo", "--json").json["state"] == "pending"
         assert call("stop", "demo").code == 0

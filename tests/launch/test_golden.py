@@ -9,11 +9,12 @@ import pytest
 import yaml
 
 from golden_cases import CASES, TWO_NODES
-from llmtrain.code_bundle import read_bundle
 from llmtrain.config.load import load_config
+from llmtrain.launch.code_bundle import read_bundle
+from llmtrain.launch.job import Manifest
 from llmtrain.launch.manifests import dump_manifests, render
-from llmtrain.launch.plan import Manifest, plan_job
-from llmtrain.launch.work import Work
+from llmtrain.launch.plan_job import plan_job
+from llmtrain.launch.pod_task import PodTask
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -26,7 +27,7 @@ def test_manifests_match_golden_files(case: str) -> None:
 
 def test_held_pods_download_models_of_the_config() -> None:
     sets = [*TWO_NODES, "launch.kind=pytorch_job", "launch.pytorch_master=true", "distributed.master_port=23456"]
-    plan = plan_job(load_config("lora_llama_1b", sets), Work("hold"))
+    plan = plan_job(load_config("lora_llama_1b", sets), PodTask("hold"))
     with mock.patch.object(Path, "read_text", return_value="the text of hold.py"):
         manifests = render(plan)
     check("pytorch_job_hold", manifests)

@@ -1,6 +1,5 @@
 """launch --hold: pods that wait, for push and exec."""
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,34 +8,39 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "operate"))
-
 from kube_runs import FakeRun, ended, waiting
 
 from kube_server import KubeServer, kube_server
+from limits import limit, wait_until
 from llmtrain import registry
 from llmtrain.config.load import load_config
-from llmtrain.env import HOLD_SCRIPT
+from llmtrain.core.env import HOLD_SCRIPT
 from llmtrain.errors import UsageError
 from llmtrain.launch import lifecycle
+from llmtrain.launch.job import JobPlan
 from llmtrain.launch.manifests import render
-from llmtrain.launch.plan import JobPlan, plan_job
+from llmtrain.launch.plan_job import plan_job
 from llmtrain.launch.pod_scripts import hold as held_pod
+from llmtrain.launch.pod_task import HELD_COMMAND, PodTask
 from llmtrain.launch.record import find_record
-from llmtrain.launch.work import HELD_COMMAND, Work
 
 Cli = Callable[..., Any]
 Object = dict[str, Any]
-KINDS = sorted(registry.WORKLOADS)
+KINDS = sorted(registry.KINDS)
 HOLD = ("launch", "--hold", "--config", "ddp_smoke", "--name", "demo", "--image", "me/train:1", "--nodes", "2")
 SOURCE = Path(held_pod.__file__).read_text(encoding="utf-8")
 
 
 @lru_cache
 def make(kind: str, *sets: str, mode: str = "hold") -> JobPlan:
-    base = ["output.run_id=demo", "launch.namespace=team", f"launch.kind={kind}", "launch.nodes=2"]
-    return plan_job(load_config("ddp_smoke", [*base, *sets]), Work(mode))  # type: ignore[arg-type]
+    base = [
+        "output.run_id=demo",
+        "launch.namespace=team",
+        f"launch.kind={kind}",
+        "launch.nodes=2",
+        "launch.image=me/train:1",
+    ]
+    return plan_job(load_config("ddp_smoke", [*base, *sets]), PodTask(mode))  # type: ignore[arg-type]
 
 
 def specs(value: Any) -> Iterator[Object]:
@@ -170,16 +174,13 @@ class Player(threading.Thread):
 
     def run(self) -> None:
         try:
-            deadline = time.monotonic() + 10
-            while ("jobs", "team", "demo") not in self._kube.objects:
-                assert time.monotonic() < deadline
-                time.sleep(0.005)
+            wait_until(lambda: ("jobs", "team", "demo") in self._kube.objects, 10)
             self._act(FakeRun(self._kube, find_record(self._kube.cluster(), "demo", "team").plan))
         except BaseException as error:
             self.error = error
 
     def done(self) -> None:
-        self.join(10)
+        self.join(limit(10))
         assert self.error is None, self.error
 
 
@@ -211,7 +212,7 @@ class TestLaunch:
         for command in (f"push {demo} FILE", f"exec {demo} -- torchrun FILE", f"stop {demo}"):
             assert f"llmtrain {command}" in done.out.splitlines()[-1]
         assert "[K8S] pod 1 (demo-1-00002): Running on k8s-node1" in done.out
-        assert find_record(kube.cluster(), "demo", "team").work == Work("hold")
+        assert find_record(kube.cluster(), "demo", "team").task == PodTask("hold")
 
     def test_launch_json(self, call: Cli, kube: KubeServer) -> None:
         player = Player(kube, one_after_the_other)
@@ -282,7 +283,7 @@ class TestHeldRun:
         assert again.code == 0, again.err
         assert again.out.splitlines()[-1].startswith("The pods of run demo are ready.")
         record = find_record(kube.cluster(), "demo", "team")
-        assert (record.work.mode, record.number) == ("hold", 2)
+        assert (record.task.mode, record.number) == ("hold", 2)
         assert kube.objects["jobs", "team", "demo"]["spec"]["template"]["spec"]["containers"][0]["command"] == [
             *HELD_COMMAND,
             "hold",

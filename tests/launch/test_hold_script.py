@@ -10,20 +10,20 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llmtrain.env import HOLD_SCRIPT
+from limits import limit, wait_until
+from llmtrain.core.env import HOLD_SCRIPT
 from llmtrain.launch.pod_scripts import hold as hold_script
-from llmtrain.launch.work import HELD_COMMAND
+from llmtrain.launch.pod_task import HELD_COMMAND
 
 SOURCE = Path(hold_script.__file__).read_text(encoding="utf-8")
 FASTER = {
     "GRACE_SEC = 10.0": "GRACE_SEC = 0.5",
-    "ANSWER_SEC = 20.0": "ANSWER_SEC = 4.0",
     "POLL_SEC = 0.2": "POLL_SEC = 0.03",
     "join(5.0)": "join(0.5)",
 }
@@ -83,7 +83,7 @@ class Pod:
 
     def call(self, *words: str, stdin: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
         process = self.start(*words)
-        out, err = process.communicate(stdin, timeout=20)
+        out, err = process.communicate(stdin, timeout=limit(20))
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
     def take(self, data: bytes, size: int | None = None, digest: str | None = None) -> Any:
@@ -132,7 +132,7 @@ class Held:
 
     def terminate(self) -> int:
         self.process.terminate()
-        return self.process.wait(10)
+        return self.process.wait(limit(10))
 
 
 @pytest.fixture
@@ -164,13 +164,6 @@ def state_and_parent(process: int) -> tuple[str, int]:
     return words[0], int(words[1])
 
 
-def wait_for(is_true: Callable[[], object], what: str = "", patience_sec: float = 10.0) -> None:
-    deadline = time.monotonic() + patience_sec
-    while not is_true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 def first_line(process: "subprocess.Popen[bytes]") -> str:
     assert process.stdout is not None
     return process.stdout.readline().decode().strip()
@@ -180,7 +173,7 @@ def close_stdin(process: "subprocess.Popen[bytes]") -> int:
     """Close standard input, as a broken connection does, and return the exit code."""
     assert process.stdin is not None
     process.stdin.close()
-    return process.wait(10)
+    return process.wait(limit(10))
 
 
 def test_script_runs_in_any_image() -> None:
@@ -262,7 +255,7 @@ class TestTake:
 
     def test_archive_that_does_not_fit_is_refused_before_it_is_sent(self, pod: Pod) -> None:
         process = pod.start("take", str(2**60), "0" * 64)
-        assert process.wait(10) == 1
+        assert process.wait(limit(10)) == 1
         assert process.stderr is not None
         err = process.stderr.read()
         assert b"disk space" in err
@@ -276,7 +269,7 @@ class TestTake:
         assert process.stdin is not None
         process.stdin.write(data)
         process.stdin.flush()
-        assert process.wait(10) == 0
+        assert process.wait(limit(10)) == 0
         assert (pod.work / "train.py").read_text() == "new"
 
     @pytest.mark.parametrize(
@@ -309,7 +302,7 @@ class TestRun:
     )
     def test_run_returns_the_exit_code(self, pod: Pod, script: str, code: int) -> None:
         process = pod.start("run", "{}", "sh", "-c", script)  # standard input stays open: the client is connected
-        assert process.wait(10) == code
+        assert process.wait(limit(10)) == code
 
     def test_run_of_missing_program(self, pod: Pod) -> None:
         done = pod.call("run", "{}", "no-such-program", "-v")
@@ -320,7 +313,7 @@ class TestRun:
         show = "import os, sys; print(os.getcwd(), os.environ['PET_NODE_RANK'], os.environ['MINE'], [sys.stdin.read()])"
         program = pod.python(f"{show}; print('bad', file=sys.stderr)")
         process = pod.start("run", '{"PET_NODE_RANK": "1"}', *program, MINE="2")
-        assert process.wait(10) == 0
+        assert process.wait(limit(10)) == 0
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.read().decode() == f"{pod.work} 1 2 ['']\n"
@@ -347,7 +340,7 @@ class TestRun:
         assert first_line(process) == "up"
         started = time.monotonic()
         assert close_stdin(process) == 137
-        assert GRACE_SEC <= time.monotonic() - started < GRACE_SEC + 5
+        assert GRACE_SEC <= time.monotonic() - started < GRACE_SEC + limit(5)
 
     @pytest.mark.parametrize(
         ("then", "code"),
@@ -365,13 +358,13 @@ class TestRun:
         grandchild = int((pod.work / "grandchild").read_text())
         assert is_alive(grandchild)
         assert close_stdin(process) == code
-        wait_for(lambda: not is_alive(grandchild), "the grandchild is still running", 1.0)
+        wait_until(lambda: not is_alive(grandchild), 1.0, "the grandchild is still running")
 
     def test_children_of_a_shell_that_exits_at_once_can_save(self, pod: Pod) -> None:
         process = pod.start("run", "{}", "sh", "-c", '"$0" "$1"; true', *pod.python(SAVING))
         assert first_line(process) == "up"
         assert close_stdin(process) == 143
-        wait_for((pod.work / "saved").exists, "it was killed before the grace period ended")
+        wait_until((pod.work / "saved").exists, what="it was killed before the grace period ended")
 
     def test_variables_of_the_pod_are_not_passed_to_commands(self, pod: Pod) -> None:
         """With them `llmtrain node` would act as the main process and wait to be deleted."""
@@ -405,7 +398,7 @@ class TestHold:
         held = pod.hold()
         number = held.start(*pod.python(IGNORE_SIGTERM))["process"]
         assert held.until("up") == "up"
-        wait_for(lambda: pod.log.read_text() == "up\n")
+        wait_until(lambda: pod.log.read_text() == "up\n")
         assert is_alive(number)
 
     def test_second_command_is_refused_while_the_first_runs(self, pod: Pod) -> None:
@@ -423,9 +416,9 @@ class TestHold:
         for turn in range(3):
             first = held.start("sh", "-c", f"echo turn {turn}; echo $$ > number")
             assert "process" in first, first
-            wait_for(lambda number=first["process"]: not is_alive(number))  # type: ignore[misc]
+            wait_until(lambda number=first["process"]: not is_alive(number))  # type: ignore[misc]
         held.until("turn 2")
-        wait_for(lambda: pod.log.read_text() == "turn 0\nturn 1\nturn 2\n")
+        wait_until(lambda: pod.log.read_text() == "turn 0\nturn 1\nturn 2\n")
 
     def test_end_sends_sigterm(self, pod: Pod) -> None:
         held = pod.hold()
@@ -456,7 +449,7 @@ class TestHold:
         again = held.start("echo", "next")
         assert "process" in again, again
         assert not is_alive(number)
-        wait_for(lambda: not is_alive(grandchild))
+        wait_until(lambda: not is_alive(grandchild))
         assert held.until("exited with") == f"[HOLD] process {number} exited with code 137"
         held.until("next")
 
@@ -467,7 +460,7 @@ class TestHold:
         background = int((pod.work / "grandchild").read_text())
         assert is_alive(background)
         held.end()
-        wait_for(lambda: not is_alive(background), "still running", 1.0)
+        wait_until(lambda: not is_alive(background), 1.0, "still running")
 
     def test_start_of_missing_program(self, pod: Pod) -> None:
         held = pod.hold()
@@ -488,7 +481,7 @@ class TestHold:
         number = held.start(*pod.python(IGNORE_SIGTERM))["process"]
         held.until("up")
         assert held.terminate() == 75
-        wait_for(lambda: not is_alive(number))
+        wait_until(lambda: not is_alive(number))
 
     def test_failed_prefetch_is_logged_and_the_pod_is_usable(self, pod: Pod, tmp_path: Path) -> None:
         report = tmp_path / "prefetch.json"
@@ -500,7 +493,7 @@ class TestHold:
     def test_sigterm_without_a_running_command(self, pod: Pod) -> None:
         started = time.monotonic()
         assert pod.hold().terminate() == 75
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < limit(3)
 
     def test_unwritable_log_file_does_not_stop_the_command(self, pod: Pod) -> None:
         held = pod.hold()
@@ -525,8 +518,8 @@ class TestHold:
         held.start("sh", "-c", "(sleep 0.4 & echo $! > orphan); echo up; exec sleep 60")
         held.until("up")
         orphan = int((pod.work / "orphan").read_text())
-        wait_for(lambda: state_and_parent(orphan)[1] == held.process.pid, "not adopted")
-        wait_for(lambda: state_and_parent(orphan) == ("", 0), "still a zombie")
+        wait_until(lambda: state_and_parent(orphan)[1] == held.process.pid, what="not adopted")
+        wait_until(lambda: state_and_parent(orphan) == ("", 0), what="still a zombie")
 
     def test_requests_of_an_earlier_container_are_ignored(self, pod: Pod) -> None:
         (pod.work / ".llmtrain").mkdir()
@@ -539,9 +532,9 @@ class TestHold:
         assert not (pod.work / "ran").exists()
 
     def test_main_process_that_does_not_respond(self, pod: Pod) -> None:
-        text = source(**{"ANSWER_SEC = 4.0": "ANSWER_SEC = -0.4"})
+        text = source(**{"ANSWER_SEC = 20.0": "ANSWER_SEC = -0.4"})
         process = pod.start("end", text=text)
-        _, err = process.communicate(timeout=10)
+        _, err = process.communicate(timeout=limit(10))
         assert process.returncode == 1
         assert b"main process" in err
 

@@ -14,12 +14,13 @@ from llmtrain.config.load import build_config, load_config
 from llmtrain.distributed.node_info import NodeOptions
 from llmtrain.distributed.process_info import find_node_info
 from llmtrain.errors import UsageError
+from llmtrain.launch.job import JobPlan
 from llmtrain.launch.manifests import dump_manifests, render
-from llmtrain.launch.plan import JobPlan, plan_job
-from llmtrain.launch.work import Work
+from llmtrain.launch.plan_job import plan_job
+from llmtrain.launch.pod_task import PodTask
 
-KINDS = sorted(registry.WORKLOADS)
-BASE = ["output.run_id=demo", "trainer.grad_accum_steps=64"]
+KINDS = sorted(registry.KINDS)
+BASE = ["output.run_id=demo", "launch.image=me/train:1", "trainer.grad_accum_steps=64"]
 Manifests = list[dict[str, Any]]
 
 
@@ -105,9 +106,9 @@ class TestEveryKind:
     @pytest.mark.parametrize("mode", ["train", "hold", "command", "doctor"])
     def test_lower_security_uses_the_user_of_the_image(self, kind: str, security: str, mode: str) -> None:
         """Foreign images: root, and a writable root filesystem. The init container that fetches has the same image."""
-        sets = ["model.name=hf_causal_lm", "model.path=somebody/tiny", "output.run_id=demo", f"launch.kind={kind}"]
-        work = Work(mode, ("python", "/app/main.py") if mode == "command" else ())  # type: ignore[arg-type]
-        manifests = render(plan_job(load_config("ddp_smoke", [*sets, f"launch.security={security}"]), work))
+        sets = ["model.name=hf_causal_lm", "model.path=somebody/tiny", *BASE, f"launch.kind={kind}"]
+        task = PodTask(mode, ("python", "/app/main.py") if mode == "command" else ())  # type: ignore[arg-type]
+        manifests = render(plan_job(load_config("ddp_smoke", [*sets, f"launch.security={security}"]), task))
         assert templates(manifests)
         for template in templates(manifests):
             spec = template["spec"]
@@ -183,18 +184,32 @@ class TestEveryKind:
         assert "hf_this" not in dump_manifests(manifests)
 
     def test_only_containers_that_download_have_the_hub_token(self, kind: str) -> None:
-        def containers_with_token(*more: str, work: Work = Work()) -> set[str]:  # noqa: B008
+        def containers_with_token(*more: str, task: PodTask = PodTask()) -> set[str]:  # noqa: B008
             sets = [*BASE, f"launch.kind={kind}", "launch.hf_token_secret.name=hub", *more]
-            found = templates(render(plan_job(load_config("ddp_smoke", sets), work)))
+            found = templates(render(plan_job(load_config("ddp_smoke", sets), task)))
             rows = [each for t in found for key in ("initContainers", "containers") for each in t["spec"].get(key, [])]
             return {each["name"] for each in rows if "HF_TOKEN" in [row["name"] for row in each["env"]]}
 
         trainer = make(kind)[0].container
         assert containers_with_token() == set()
         assert containers_with_token("model.name=hf_causal_lm", "model.path=somebody/tiny") == {"prefetch"}
-        assert containers_with_token(work=Work("smoke")) == set()
-        assert containers_with_token(work=Work("command", ("python", "train.py"))) == {trainer}
-        assert containers_with_token(work=Work("hold")) == {trainer}
+        assert containers_with_token(task=PodTask("smoke")) == set()
+        assert containers_with_token(task=PodTask("command", ("python", "train.py"))) == {trainer}
+        assert containers_with_token(task=PodTask("hold")) == {trainer}
+
+    def test_token_variable_of_a_users_program_can_be_named(self, kind: str) -> None:
+        sets = [*BASE, f"launch.kind={kind}", "launch.hf_token_secret={name: hub, variable: HUGGINGFACE_HUB_TOKEN}"]
+        sets += ["model.name=hf_causal_lm", "model.path=somebody/tiny"]
+
+        def variables(task: PodTask, containers: str) -> set[str]:
+            found = templates(render(plan_job(load_config("ddp_smoke", sets), task)))
+            rows = [row for template in found for each in template["spec"][containers] for row in each["env"]]
+            return {row["name"] for row in rows if "secretKeyRef" in row.get("valueFrom", {})}
+
+        own = PodTask("command", ("python", "train.py"))
+        assert variables(own, "containers") == {"HUGGINGFACE_HUB_TOKEN"}
+        assert variables(PodTask("hold"), "containers") == {"HUGGINGFACE_HUB_TOKEN"}
+        assert variables(PodTask("train"), "initContainers") == {"HF_TOKEN"}
 
     def test_pod_reads_its_node_rank(self, kind: str) -> None:
         """The command and what the platform adds to it, as `llmtrain node` reads them."""
@@ -332,10 +347,10 @@ def test_three_pods_share_four_micro_batches() -> None:
 
 
 def test_missing_run_id_is_generated() -> None:
-    plan = plan_job(load_config("ddp_smoke"))
+    plan = plan_job(load_config("ddp_smoke", ["launch.image=me/train:1"]))
     assert plan.run_id.startswith("ddp-smoke-")
     assert f"run_id: {plan.run_id}" in plan.config_text
-    assert plan_job(load_config("ddp_smoke", ["output.run_id=mine"])).run_id == "mine"
+    assert plan_job(load_config("ddp_smoke", ["output.run_id=mine", "launch.image=me/train:1"])).run_id == "mine"
 
 
 JOBS = ["indexed_job", "job_set", "train_job"]
@@ -353,10 +368,13 @@ def test_only_an_elastic_run_ends_with_pod_0(kind: str, nodes: str, ends_with_po
 
 
 @pytest.mark.parametrize("kind", JOBS)
-def test_pod_failure_policy_covers_every_container(kind: str) -> None:
-    _, manifests = make(kind, "model.name=hf_causal_lm", "model.path=somebody/tiny")
+def test_pod_failure_policy_covers_our_containers_and_no_others(kind: str) -> None:
+    plan, manifests = make(kind, "model.name=hf_causal_lm", "model.path=somebody/tiny")
     rules = [value["onExitCodes"] for _, value in walk(manifests) if isinstance(value, dict) and "onExitCodes" in value]
-    assert rules == [{"operator": "In", "values": [64, 65]}, {"operator": "In", "values": [75]}]
+    own = (plan.container, "prefetch")
+    assert rules == [
+        {"containerName": name, "operator": "In", "values": codes} for codes in ([64, 65], [75]) for name in own
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -390,9 +408,9 @@ HUB_TOKEN = "hf_" + "canaryCanaryCanary"
 )
 @pytest.mark.parametrize("launcher", ["llmtrain", "torchrun"])
 def test_credentials_in_a_user_command_are_refused(word: str, launcher: Any) -> None:
-    work = Work("command", ("sh", "-c", word), launcher)
+    task = PodTask("command", ("sh", "-c", word), launcher)
     with pytest.raises(UsageError, match="looks like a secret") as caught:
-        plan_job(load_config("ddp_smoke", BASE), work)
+        plan_job(load_config("ddp_smoke", BASE), task)
     assert "canary" not in str(caught.value).lower()
     assert "launch.env_secrets" in str(caught.value.remedy)
 
@@ -402,7 +420,7 @@ def test_credentials_in_a_user_command_are_refused(word: str, launcher: Any) -> 
     ["hf_hub_download", "--repo=hf_internal/x", "https://example.com/a@b", "git@github.com:a/b.git", "s3://bucket/a@1"],
 )
 def test_harmless_arguments_are_accepted(word: str) -> None:
-    assert plan_job(load_config("ddp_smoke", BASE), Work("command", ("sh", "-c", word))).command[-1] == word
+    assert plan_job(load_config("ddp_smoke", BASE), PodTask("command", ("sh", "-c", word))).command[-1] == word
 
 
 @pytest.mark.parametrize("field", ["run.notes", "run.name", "data.dataset_name", "tracking.mlflow.run_name"])
@@ -428,7 +446,7 @@ def test_launched_run_with_a_secret_can_be_planned() -> None:
     """By an earlier version, which did not see it."""
     document = parse_document(f"launch: {{env: {{DB_PASS: x}}}}\nrun: {{notes: {HUB_TOKEN}}}\n", "record")
     config = build_config(document, is_launched=True)
-    assert plan_job(config, Work("command", ("x", "--password=y")), is_launched=True).launch.env == {"DB_PASS": "x"}
+    assert plan_job(config, PodTask("command", ("x", "--password=y")), is_launched=True).launch.env == {"DB_PASS": "x"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

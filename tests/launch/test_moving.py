@@ -1,25 +1,35 @@
 """The configs of docs/moving.md, as they would be applied: names, ports and paths of the guides they replace."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from llmtrain.config.document import parse_document
 from llmtrain.config.load import build_config
+from llmtrain.launch.job import JobPlan
 from llmtrain.launch.manifests import render
-from llmtrain.launch.plan import JobPlan, plan_job
-from llmtrain.launch.work import Work
+from llmtrain.launch.plan_job import plan_job
+from llmtrain.launch.pod_task import PodTask
 
 COMMIT = "9213176726f574b556790deb65791e0c5aa438b6"
 
 
-def plan(repo: Path, name: str, work: Work) -> JobPlan:
-    text = (repo / "docs" / "moving.md").read_text()
-    found = re.search(rf"<!-- file: {re.escape(name)} -->\n```yaml\n(.*?)```", text, re.S)
+def moving(repo: Path) -> str:
+    return (repo / "docs" / "moving.md").read_text()
+
+
+def config_text(repo: Path, name: str) -> str:
+    found = re.search(rf"<!-- file: {re.escape(name)} -->\n```yaml\n(.*?)```", moving(repo), re.S)
     assert found
-    return plan_job(build_config(parse_document(found[1], name)), work)
+    return found[1]
+
+
+def plan(repo: Path, name: str, task: PodTask) -> JobPlan:
+    return plan_job(build_config(parse_document(config_text(repo, name), name)), task)
 
 
 def replicas(made: JobPlan) -> dict[str, Any]:
@@ -30,7 +40,7 @@ def replicas(made: JobPlan) -> dict[str, Any]:
 
 @pytest.mark.parametrize("mode", ["train", "hold"])
 def test_lora_guide_keeps_names_and_paths(repo: Path, mode: Any) -> None:
-    made = plan(repo, "ftjb.yaml", Work(mode))
+    made = plan(repo, "ftjb.yaml", PodTask(mode))
     assert (made.run_id, made.master_addr, made.master_port) == ("ftjb", "ftjb-master-0", 23456)
     assert made.warnings == []
     roles = replicas(made)
@@ -50,7 +60,7 @@ def test_lora_guide_keeps_names_and_paths(repo: Path, mode: Any) -> None:
 
 
 def test_kubeflow_tutorial_keeps_image_and_script(repo: Path) -> None:
-    made = plan(repo, "torchrun-cpu.yaml", Work("command", ("python", "/app/main.py"), "torchrun"))
+    made = plan(repo, "torchrun-cpu.yaml", PodTask("command", ("python", "/app/main.py"), "torchrun"))
     assert (made.namespace, made.master_addr, made.world_size) == ("kubeflow", "torchrun-cpu-master-0", 4)
     assert render(made)[-1]["spec"]["nprocPerNode"] == "2"
     for role in replicas(made).values():
@@ -59,3 +69,27 @@ def test_kubeflow_tutorial_keeps_image_and_script(repo: Path) -> None:
         assert container["command"][-2:] == ["python", "/app/main.py"]
         assert "securityContext" not in container
         assert "runAsUser" not in role["template"]["spec"]["securityContext"]
+
+
+def test_colossalai_guide_needs_no_claim(repo: Path) -> None:
+    made = plan(repo, "opensora.yaml", PodTask("command", ("python", "train.py"), "torchrun"))
+    manifests = render(made)
+    assert "PersistentVolumeClaim" not in [manifest["kind"] for manifest in manifests]
+    assert made.warnings == []
+    pod = manifests[-1]["spec"]["template"]["spec"]
+    assert "runAsUser" not in pod["securityContext"], "the image of the guide has its own user"
+
+
+def test_statefulset_guide_with_an_image_without_llmtrain(cli: Callable[..., Any], repo: Path, workdir: Path) -> None:
+    (workdir / "train-llm.yaml").write_text(config_text(repo, "train-llm.yaml"))
+    words = ("launch", "--config", "train-llm.yaml", "--name", "train-llm", "--dry-run")
+    own = ("--launcher", "torchrun", "--", "python", "/app/src/train_framework.py")
+    assert cli(*words, *own).code == 64
+    (options,) = re.findall(r"does not have llmtrain, add `(.*?) --launcher torchrun`", moving(repo))
+    secrets = ("--set", "launch.env_secrets=[hf-token]")
+    done = cli(*words, *options.split(), *secrets, *own)
+    assert done.code == 0, done.err
+    job = list(yaml.safe_load_all(done.out))[-1]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert job["kind"] == "Job"
+    assert container["envFrom"] == [{"secretRef": {"name": "hf-token"}}]

@@ -1,6 +1,7 @@
 """The pod template that a config shapes: fields, launch.pod_patch, and what llmtrain refuses to give away."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,21 +16,26 @@ from llmtrain.config.document import parse_document
 from llmtrain.config.load import build_config, load_config
 from llmtrain.errors import UsageError
 from llmtrain.launch import lifecycle
-from llmtrain.launch.manifests import render
-from llmtrain.launch.plan import JobPlan, plan_job
-from llmtrain.launch.plan_warnings import image_warning, unused_capabilities
+from llmtrain.launch.job import JobPlan
+from llmtrain.launch.job_warnings import image_warning, unused_capabilities
+from llmtrain.launch.manifests import dump_manifests, render
+from llmtrain.launch.plan_job import plan_job
 from llmtrain.launch.pod import pod_template
+from llmtrain.launch.pod_task import PodTask
 from llmtrain.launch.record import find_record, read_record
-from llmtrain.launch.work import Work
+from llmtrain.lint.check_manifests import lint
+from llmtrain.lint.source import Sources
+from llmtrain.lint.yaml_nodes import parse
 
-KINDS = sorted(registry.WORKLOADS)
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = sorted(registry.KINDS)
 HUB = ("model.name=hf_causal_lm", "model.path=somebody/tiny")
 Cli = Callable[..., Any]
 
 
-def make(*sets: str, patch: object = None, work: Work = Work()) -> JobPlan:  # noqa: B008
+def make(*sets: str, patch: object = None, task: PodTask = PodTask()) -> JobPlan:  # noqa: B008
     patches = [f"launch.pod_patch={json.dumps(patch)}"] if patch is not None else []
-    return plan_job(load_config("ddp_smoke", ["output.run_id=demo", *sets, *patches]), work)
+    return plan_job(load_config("ddp_smoke", ["output.run_id=demo", "launch.image=me/train:1", *sets, *patches]), task)
 
 
 def patched(patch: object, *sets: str) -> dict[str, Any]:
@@ -259,7 +265,7 @@ class TestWarnings:
         [
             ("llmtrain:latest", None, True),
             ("llmtrain:latest", "production", True),
-            ("llmtrain@sha256:aa/bb", "production", True),
+            (f"llmtrain@sha256:{64 * 'a'}", "production", True),
             ("llmtrain:latest", "kind-llmtrain", False),
             ("me/llmtrain:1", "production", False),
             ("localhost:5000/llmtrain:1", "production", False),
@@ -268,7 +274,10 @@ class TestWarnings:
     def test_image_without_a_registry(self, image: str, context: str | None, is_warned: bool) -> None:
         launch = make(f"launch.image={json.dumps(image)}").launch
         assert bool(image_warning(launch, context)) == is_warned
-        assert image_warning(make("launch.image_pull_policy=Never").launch, "production") is None
+        assert (
+            image_warning(make("launch.image=llmtrain:1", "launch.image_pull_policy=Never").launch, "production")
+            is None
+        )
 
     def test_pods_that_pod_security_rejects(self) -> None:
         volume = (
@@ -290,7 +299,7 @@ class TestWarnings:
 class TestGpus:
     @pytest.mark.parametrize("preset", ["lora_llama_1b", "gpt2_124m", "k8s_gpu_4x1", "k8s_gpu_64x8"])
     def test_cuda_presets_request_gpus(self, preset: str) -> None:
-        plan = plan_job(load_config(preset, []))
+        plan = plan_job(load_config(preset, ["launch.image=me/train:1"]))
         assert plan.config.run.device == "cuda"
         (container,) = pod_template(plan, "Never")["spec"]["containers"]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == str(plan.processes_per_node)
@@ -300,7 +309,7 @@ class TestGpus:
             make("run.device=cuda")
         make("run.device=cuda", patch={"spec": {"resourceClaims": [{"name": "gpu"}]}})
         make("run.device=cuda", "launch.resources.extra={nvidia.com/mig-1g.5gb: 1}")
-        make("run.device=cuda", work=Work("command", ("python",)))
+        make("run.device=cuda", task=PodTask("command", ("python",)))
 
     def test_launched_run_without_gpus_can_be_removed(self) -> None:
         config = build_config(parse_document("run: {device: cuda}\n", "record"))
@@ -319,7 +328,7 @@ def test_resume_keeps_the_pod_template(kind: str) -> None:
         lifecycle.submit(cluster, plan)
         before = templates(list(kube.objects.values()))
         record = find_record(cluster, "ddp-demo", "team")
-        lifecycle.resume(cluster, record, plan_job(record.config, record.work))
+        lifecycle.resume(cluster, record, plan_job(record.config, record.task))
         after = templates(list(kube.objects.values()))
         assert before
         assert [without_launch(each) for each in after] == [without_launch(each) for each in before]
@@ -380,7 +389,7 @@ def test_local_run_is_named(cli: Cli, workdir: Path) -> None:
     run = workdir / "runs" / "first"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("")
-    for words in (("resume", "first"), ("status", "first"), ("stop", "first"), ("logs", "first"), ("why", "first")):
+    for words in (("resume", "first"), ("status", "first"), ("stop", "first"), ("logs", "first")):
         done = cli(*words, "--json")
         assert done.code == 64
         assert "llmtrain train --resume first" in done.json["remedy"]
@@ -388,3 +397,61 @@ def test_local_run_is_named(cli: Cli, workdir: Path) -> None:
     with kube_server() as kube:
         path = str(kube.kubeconfig(workdir))
         assert "--resume first" in cli("resume", "first", "--kubeconfig", path, "--json").json["remedy"]
+
+
+def documented(heading: str) -> list[dict[str, Any]]:
+    """The YAML of a section of docs/pods.md."""
+    page = (ROOT / "docs" / "pods.md").read_text()
+    section = page.partition(f"\n### {heading}\n")[2].partition("\n### ")[0].partition("\n## ")[0]
+    return [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", section, re.S)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestDocumentedPatches:
+    @staticmethod
+    def manifests(kind: str, document: dict[str, Any]) -> list[dict[str, Any]]:
+        patch = document["launch"]["pod_patch"]
+        return list(
+            render(
+                make(f"launch.kind={kind}", "launch.nodes=2", "launch.image=example.org/llmtrain:1", *HUB, patch=patch)
+            )
+        )
+
+    @staticmethod
+    def findings(manifests: list[dict[str, Any]]) -> list[str]:
+        return [found.name for found in lint(Sources(parse(dump_manifests(manifests), "a"), ["a"], [])).findings]
+
+    def test_native_sidecar(self, kind: str) -> None:
+        (example,) = documented("Sidecars")
+        manifests = self.manifests(kind, example)
+        for template in templates(manifests):
+            *_, sidecar = template["spec"]["initContainers"]
+            assert (sidecar["name"], sidecar["restartPolicy"]) == ("log-shipper", "Always")
+        assert self.findings(manifests) == []
+        assert "log-shipper" not in str(make(f"launch.kind={kind}", patch=example["launch"]["pod_patch"]).warnings)
+
+    def test_openshift(self, kind: str) -> None:
+        example, policy = documented("OpenShift")
+        manifests = self.manifests(kind, example)
+        for template in templates(manifests):
+            assert set(template["spec"]["securityContext"]) == {
+                "runAsNonRoot",
+                "fsGroupChangePolicy",
+                "seccompProfile",
+            }
+            labels = template["metadata"]["labels"]
+            assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+            for container in template["spec"]["containers"]:
+                assert "runAsUser" not in container["securityContext"]
+        assert self.findings(manifests) == []
+        assert unknown_fields(policy["spec"], "V1NetworkPolicySpec") == []
+
+
+def test_further_container_of_the_patch_is_warned_of() -> None:
+    patch = "launch.pod_patch={spec: {containers: [{name: log, image: x}, {name: trainer, tty: true}]}}"
+    (warning,) = [
+        text
+        for text in plan_job(load_config("ddp_smoke", ["launch.image=me/train:1", patch])).warnings
+        if "container" in text
+    ]
+    assert "adds container log" in warning

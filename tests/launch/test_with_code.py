@@ -2,45 +2,31 @@
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kube_server import KubeServer, kube_server
+from kube_server import KubeServer
 from llmtrain import registry
-from llmtrain.code_bundle import MAX_BYTES, check_mounted_code, read_bundle
 from llmtrain.config.load import load_config
-from llmtrain.env import CODE_DIR, CODE_HASH
+from llmtrain.core.env import CODE_DIR, CODE_HASH
 from llmtrain.errors import ConfigError, UsageError
 from llmtrain.kubernetes.labels import CODE_LABEL, has_labels
 from llmtrain.launch import lifecycle
+from llmtrain.launch.code_bundle import MAX_BYTES, check_mounted_code, read_bundle
+from llmtrain.launch.job import JobPlan
 from llmtrain.launch.manifests import render
-from llmtrain.launch.own_code import own_code
-from llmtrain.launch.plan import JobPlan, plan_job
+from llmtrain.launch.plan_job import plan_job
+from llmtrain.launch.plugin_code import plugin_code
+from llmtrain.launch.pod_task import CODE_PATH
 from llmtrain.launch.record import all_records, find_record
-from llmtrain.launch.work import CODE_PATH
 
 Cli = Callable[..., Any]
 Object = dict[str, Any]
 TRACKER = "from llmtrain.tracking.base import Tracker\n\n\nclass Own(Tracker):\n    pass\n"
 CUSTOM = "tracking.custom=[{name: own_shipped:Own}]"
-
-
-@pytest.fixture
-def kube(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
-    monkeypatch.setattr(lifecycle, "POLL_SEC", 0.01)
-    with kube_server() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def _forget_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield
-    sys.modules.pop("own_shipped", None)
 
 
 def write(directory: Path, files: dict[str, str | bytes]) -> Path:
@@ -62,6 +48,7 @@ def code(tmp_path: Path) -> Path:
 
 def make_plan(code: Path | None, kind: str = "indexed_job") -> JobPlan:
     sets = [f"launch.kind={kind}", "output.run_id=demo", "launch.namespace=team", "launch.env={PYTHONPATH: /opt/lib}"]
+    sets += ["launch.image=me/train:1"]
     return plan_job(load_config("ddp_smoke", sets), code=read_bundle(str(code)) if code else None)
 
 
@@ -94,7 +81,7 @@ def mount(manifests: list[Object], directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("kind", sorted(registry.WORKLOADS))
+@pytest.mark.parametrize("kind", sorted(registry.KINDS))
 def test_every_pod_has_the_code_on_its_path(kind: str, code: Path, tmp_path: Path) -> None:
     plan = make_plan(code, kind)
     assert plan.code
@@ -205,7 +192,7 @@ def test_name_that_is_not_utf8_is_refused(code: Path) -> None:
 
 def test_empty_directory_name_is_refused() -> None:
     with pytest.raises(UsageError):
-        own_code(load_config("ddp_smoke"), "the config", "")
+        plugin_code(load_config("ddp_smoke"), "the config", "")
 
 
 def test_link_inside_the_directory_is_shipped_as_a_file(code: Path) -> None:
@@ -234,23 +221,23 @@ def test_binary_files_and_equal_keys_keep_their_content(code: Path) -> None:
 
 def test_shipped_class_is_checked_here(code: Path) -> None:
     config = load_config("ddp_smoke", [CUSTOM], for_launch=True)
-    assert own_code(config, "c.yaml", str(code))[1] == []
+    assert plugin_code(config, "c.yaml", str(code))[1] == []
     wrong = load_config("ddp_smoke", ["tracking.custom=[{name: own_shipped:Own, options: {a: 1}}]"], for_launch=True)
     with pytest.raises(ConfigError):
-        own_code(wrong, "c.yaml", str(code))
+        plugin_code(wrong, "c.yaml", str(code))
 
 
 def test_class_that_is_not_shipped_gets_a_warning(code: Path) -> None:
     config = load_config("ddp_smoke", [CUSTOM], for_launch=True)
     for with_code in (None, str(code / "package")):
-        (warning,) = own_code(config, "c.yaml", with_code)[1]
+        (warning,) = plugin_code(config, "c.yaml", with_code)[1]
         assert "own_shipped:Own" in warning
 
 
 def test_class_whose_package_is_only_in_the_image_is_not_checked(code: Path) -> None:
     (code / "own_shipped.py").write_text(f"import only_in_the_image\n{TRACKER}")
     config = load_config("ddp_smoke", [CUSTOM], for_launch=True)
-    (warning,) = own_code(config, "c.yaml", str(code))[1]
+    (warning,) = plugin_code(config, "c.yaml", str(code))[1]
     assert "only_in_the_image" in warning
 
 
@@ -259,7 +246,9 @@ def test_class_whose_package_is_only_in_the_image_is_not_checked(code: Path) -> 
 )
 def test_launch_that_cannot_work_is_refused(code: Path, sets: list[str]) -> None:
     with pytest.raises(UsageError):
-        plan_job(load_config("ddp_smoke", sets, for_launch=True), code=read_bundle(str(code)))
+        plan_job(
+            load_config("ddp_smoke", ["launch.image=me/train:1", *sets], for_launch=True), code=read_bundle(str(code))
+        )
 
 
 # On the cluster.
@@ -278,7 +267,7 @@ def test_resume_keeps_the_code_and_delete_removes_it(kube: KubeServer, code: Pat
     lifecycle.stop(cluster, record, lambda _: None)
     assert code_maps(kube) == [plan.code_map]
     record = find_record(cluster, "demo", "team")
-    lifecycle.resume(cluster, record, plan_job(record.config, record.work, code=record.code))
+    lifecycle.resume(cluster, record, plan_job(record.config, record.task, code=record.code))
     record = find_record(cluster, "demo", "team")
     (spec,) = find_specs(kube.objects["jobs", "team", "demo"])
     assert any(volume.get("configMap", {}).get("name") == plan.code_map for volume in spec["volumes"])
@@ -304,5 +293,5 @@ def test_resume_is_refused_if_the_code_is_gone(kube: KubeServer, code: Path) -> 
     record = find_record(cluster, "demo", "team")
     del kube.objects["configmaps", "team", plan.code_map]
     with pytest.raises(UsageError):
-        lifecycle.resume(cluster, record, plan_job(record.config, record.work, code=record.code))
+        lifecycle.resume(cluster, record, plan_job(record.config, record.task, code=record.code))
     assert ("jobs", "team", "demo") in kube.objects

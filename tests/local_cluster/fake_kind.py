@@ -1,5 +1,5 @@
-"""Stands in for the programs kind, docker, podman and kubectl, which the tests cannot have: the commands we use, with
-the words, the exit codes and the strictness of the real ones (pkg/cmd and pkg/apis/config/v1alpha4 of kind's
+"""Stands in for the programs kind, docker, podman, buildah and kubectl, which the tests cannot have: the commands we
+use, with the words, the exit codes and the strictness of the real ones (pkg/cmd and pkg/apis/config/v1alpha4 of kind's
 repository).
 
 Containers are a JSON file in $FAKE_KIND. A file `fail` there says what is to go wrong.
@@ -41,6 +41,17 @@ def main(program: str, words: list[str]) -> None:
             end(DOWN)
         found = containers().get(words[2]) or end(f"Error response from daemon: No such container: {words[2]}")
         print(json.dumps([found]))
+    elif words[0] == "version":
+        print("fake")
+    elif words[0] == "build":
+        (HOME / "images").write_text(words[words.index("--tag") + 1])
+    elif program == "buildah":
+        assert words[:2] == ["push", "--"]
+        if words[2] not in images():
+            end(f"Error: {words[2]}: image not known")
+        kind, archive, *name = words[3].split(":")
+        assert (kind, ":".join(name)) == ("docker-archive", words[2])
+        Path(archive).write_text(words[2])
     elif words[0] == "save":
         if words[-1] not in images():
             end(f"Error: {words[-1]}: image not known")

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from kube_server import KubeServer, kube_server
+from limits import limit, wait_until
+from llmtrain.core.install import install_command
 from llmtrain.local_cluster import kind_cluster as local_cluster
 from llmtrain.local_cluster.operators import OPERATORS
 
@@ -103,13 +105,6 @@ def call(cli: Cli, tools: FakeTools) -> Cli:  # noqa: ARG001 (its programs are u
         return done
 
     return run
-
-
-def wait_for(is_true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class TestUp:
@@ -281,7 +276,7 @@ class TestUpFailures:
         tools.fail("hang")
 
         def interrupt() -> None:
-            wait_for(lambda: tools.containers)
+            wait_until(lambda: tools.containers)
             tools.fail("")
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -289,8 +284,8 @@ class TestUpFailures:
         thread.start()
         started = time.monotonic()
         assert call("up").code == 130
-        thread.join(5)
-        assert time.monotonic() - started < 20
+        thread.join(limit(5))
+        assert time.monotonic() - started < limit(20)
         assert tools.containers == {}
         assert tools.records == []
 
@@ -315,7 +310,7 @@ class TestUpFailures:
         monkeypatch.setattr(local_cluster, "find_spec", lambda name: None)  # noqa: ARG005
         done = call("up")
         assert done.code == 64
-        assert "llmtrain[k8s]" in done.err
+        assert install_command("k8s") in done.err
         assert tools.calls == []
 
     def test_invalid_options_are_refused(self, call: Cli, tools: FakeTools) -> None:
@@ -407,6 +402,37 @@ class TestWith:
         assert f'kubectl apply --server-side {operator.source[0]} "{operator.source[1]}"' in text
         assert f"kubectl get pods -n {operator.namespace}" in text
         assert f'kubectl delete {operator.source[0]} "{operator.source[1]}"' in text
+
+
+class TestLaunchBuild:
+    """launch --build on a cluster that `up` created."""
+
+    @pytest.fixture
+    def launch(self, call: Cli, cli: Cli, tools: FakeTools) -> Cli:
+        assert call("up").code == 0
+        words = ("launch", "--config", "ddp_smoke", "--name", "demo", "--set", "launch.runs_volume.claim=runs", "-d")
+        return lambda *more: cli(*words, "--build", "--kubeconfig", tools.kubeconfig, *more)
+
+    @pytest.mark.parametrize("engine", ["docker", "podman", "buildah"])
+    def test_image_is_loaded(self, launch: Cli, tools: FakeTools, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+        monkeypatch.setattr("llmtrain.launch.image_build.BUILDERS", (engine,))
+        tools.install(engine)
+        done = launch()
+        assert done.code == 0, done.err
+        assert "warning" not in done.err
+        (build,) = tools.asked(engine, "build")
+        built = build[build.index("--tag") + 1]
+        assert built.startswith("docker.io/library/llmtrain:0.")
+        assert (tools.state / "loaded").read_text() == f"{built} llmtrain"
+        assert tools.asked(engine, "push") == [] or engine == "buildah", "pushed to a file, not to a registry"
+        assert bool(tools.asked("kind", "load", "docker-image")) == (engine == "docker")
+
+    def test_cluster_of_another_owner_is_left_alone(self, launch: Cli, tools: FakeTools) -> None:
+        for record in tools.records:
+            record.unlink()
+        assert launch().code == 0
+        assert tools.asked("docker", "build")
+        assert not (tools.state / "loaded").exists()
 
 
 class TestMissingPrograms:

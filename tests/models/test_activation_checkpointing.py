@@ -6,11 +6,11 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
+from llmtrain.compat.numerics import Numerics
 from llmtrain.config.model import GptSection, ModernGptSection
 from llmtrain.models.activation_checkpointing import checkpoint_blocks
 from llmtrain.models.gpt.model import GPT
 from llmtrain.models.gpt.modern import ModernGPT
-from llmtrain.models.numerics import Numerics
 
 TOKENS = torch.arange(64).view(2, 32) % 50
 TARGETS = TOKENS.roll(-1, dims=1)

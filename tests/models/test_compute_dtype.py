@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from llmtrain.compat.numerics import Numerics
 from llmtrain.config.model import GptSection
 from llmtrain.models.compute_dtype import compute_in, copy_in
 from llmtrain.models.gpt.adapter import GPTAdapter
 from llmtrain.models.gpt.model import GPT
-from llmtrain.models.numerics import Numerics
 
 VOCAB = 6399  # padded to 6400
 TOKENS = torch.arange(24).view(2, 12) % 7
@@ -119,7 +119,7 @@ def test_chunked_loss_equals_whole_logits(module: GPT, monkeypatch: pytest.Monke
     assert adapter.numerics == Numerics()
     calls: list[Any] = []
     chunk = losses._chunk
-    monkeypatch.setattr(losses, "_chunk_function", lambda *args: calls.append(args) or chunk(*args))
+    monkeypatch.setattr(module.output_loss, "_chunk", lambda *args: calls.append(args) or chunk(*args))
     whole = adapter.loss(module, TOKENS, TARGETS)
     assert not calls, "few logits are computed at once"
     monkeypatch.setitem(losses.CHUNK_ELEMENTS, "cpu", 5 * VOCAB)

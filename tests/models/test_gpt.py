@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from llmtrain.compat.numerics import Numerics
 from llmtrain.config.model import GptSection
 from llmtrain.errors import DataError, UsageError
 from llmtrain.models.base import parameter_count
 from llmtrain.models.gpt.adapter import GPTAdapter
 from llmtrain.models.gpt.model import GPT, padded_vocab_size
-from llmtrain.models.numerics import Numerics
 
 SHAPES = {
     "tied": {"vocab_size": 101},

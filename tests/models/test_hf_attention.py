@@ -1,6 +1,5 @@
 """The choice of model.attention auto, and the mask of packed examples."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +8,12 @@ import torch
 
 pytest.importorskip("transformers", reason="needs the hf extra: pip install 'llmtrain[hf]'")
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from llmtrain.compat.numerics import Numerics
 from llmtrain.config.model import HfCausalLmSection
 from llmtrain.models.hf import causal_lm
 from llmtrain.models.hf.attention import best_attention, default_attention, example_mask, has_one_mask, without_flex
 from llmtrain.models.hf.causal_lm import CausalLM, HFCausalLMAdapter
-from llmtrain.models.numerics import Numerics
 from tiny_llama import make_model, tiny_llama
 
 pytestmark = pytest.mark.hf

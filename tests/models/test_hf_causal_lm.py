@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,13 @@ from torch import nn
 
 from llmtrain.config.data import InstructJsonlSection
 from llmtrain.config.model import HfCausalLmSection, LoraSection
+from llmtrain.core.targets import IGNORE_INDEX
 from llmtrain.data.base import PreparedData
-from llmtrain.data.batches import IGNORE_INDEX, Batch
+from llmtrain.data.batches import Batch
 from llmtrain.data.make_batches import make_batches
 from llmtrain.data.store.example_store import ExampleStore
+from llmtrain.data.text_and_examples import Example, Segment
 from llmtrain.data.tokenizers.hf import HFTokenizer
-from llmtrain.data.types import Example, Segment
 from llmtrain.errors import DataError, UsageError
 from llmtrain.models.activation_checkpointing import checkpoint_blocks
 from llmtrain.models.base import ModelAdapter, parameter_count, trainable_count
@@ -27,12 +27,11 @@ from llmtrain.models.base import ModelAdapter, parameter_count, trainable_count
 pytest.importorskip("transformers", reason="needs the hf extra: pip install 'llmtrain[hf]'")
 pytest.importorskip("peft", reason="needs the hf extra: pip install 'llmtrain[hf]'")
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import transformers
 
+from llmtrain.compat.numerics import Numerics
 from llmtrain.models.hf.causal_lm import CausalLM, HFCausalLMAdapter
-from llmtrain.models.numerics import Numerics
 from tiny_llama import WORDS, make_model, make_tokenizer, seeded, tiny_gpt2, tiny_llama
 
 pytestmark = pytest.mark.hf

@@ -13,7 +13,7 @@ from llmtrain.distributed.parallel import parallelize
 from llmtrain.distributed.world import World
 from llmtrain.models.base import ModelAdapter
 from llmtrain.models.gpt.adapter import GPTAdapter
-from llmtrain.training.sample import Sampling, sample_ids
+from llmtrain.training.text_generation import Sampling, sample_ids
 
 BLOCK = 16
 MLPS: tuple[Any, ...] = ("swiglu", "relu2")

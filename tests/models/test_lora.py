@@ -1,6 +1,5 @@
 """LoRA: the fast forward pass against peft's, trainable parameters, saving and loading."""
 
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,13 +15,12 @@ from llmtrain.errors import DataError, UsageError
 pytest.importorskip("transformers", reason="needs the hf extra: pip install 'llmtrain[hf]'")
 pytest.importorskip("peft", reason="needs the hf extra: pip install 'llmtrain[hf]'")
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from llmtrain.compat.numerics import Numerics
 from llmtrain.models.base import parameter_count
 from llmtrain.models.hf import lora_groups
 from llmtrain.models.hf.causal_lm import CausalLM, enable_adapters
 from llmtrain.models.hf.lora import add_lora, load_adapter, lora_layers, save_adapter, use_fast_forward
-from llmtrain.models.numerics import Numerics
 from tiny_llama import tiny_gpt2, tiny_llama
 
 pytestmark = pytest.mark.hf
@@ -271,7 +269,7 @@ def test_gpt2_lists_its_layers() -> None:
 
 def save(model: Any, directory: Path) -> Path:
     tensors = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-    save_adapter(model, tensors, directory)
+    save_adapter(model, tensors, directory, None)
     return directory
 
 
@@ -294,7 +292,7 @@ def test_save_uses_the_given_tensors(tmp_path: Path) -> None:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.zero_()
-        save_adapter(model, tensors, tmp_path / "adapter")
+        save_adapter(model, tensors, tmp_path / "adapter", None)
         loaded = load_adapter(tiny_llama(), tmp_path / "adapter").eval()
         torch.testing.assert_close(loaded(input_ids=tokens()).logits, expected, rtol=1e-5, atol=1e-6)
 

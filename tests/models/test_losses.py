@@ -1,22 +1,21 @@
 """The chunked linear cross-entropy against torch's cross-entropy."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from llmtrain.compat.numerics import Numerics
+from llmtrain.core.targets import IGNORE_INDEX
 from llmtrain.models import losses
-from llmtrain.models.losses import IGNORE_INDEX
-from llmtrain.models.numerics import Numerics
-from llmtrain.training.build import restored_settings
+from llmtrain.training.torch_settings import restored_settings
 
 VOCAB, WIDTH = 37, 12
 
 
 def linear_cross_entropy(*values: Any) -> torch.Tensor:
-    return losses.linear_cross_entropy(*values, Numerics())
+    return losses.ChunkedLoss(Numerics())(*values)
 
 
 @pytest.fixture(
@@ -26,14 +25,6 @@ def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
     """Logits per chunk: all, several chunks with a short last one, or fewer than one position needs."""
     monkeypatch.setitem(losses.CHUNK_ELEMENTS, "cpu", request.param)
     return int(request.param)
-
-
-@pytest.fixture(autouse=True)
-def not_compiled() -> Iterator[None]:
-    """Another test in this process may have compiled the chunk function."""
-    previous, losses._chunk_function = losses._chunk_function, losses._chunk
-    yield
-    losses._chunk_function = previous
 
 
 def make_inputs(bias: bool = True, ignored: str = "none", seed: int = 0) -> tuple[Any, Any, Any, torch.Tensor]:
@@ -132,7 +123,7 @@ def test_no_gradient_is_computed_without_grad_mode(monkeypatch: pytest.MonkeyPat
     """The gradient is half of the work of the forward pass."""
     needs_grad = []
     chunk = losses._chunk
-    monkeypatch.setattr(losses, "_chunk_function", lambda *args: needs_grad.append(args[2]) or chunk(*args))
+    monkeypatch.setattr(losses, "_chunk", lambda *args: needs_grad.append(args[2]) or chunk(*args))
     hidden, weight, offset, targets = make_inputs()
     with torch.no_grad():
         linear_cross_entropy(hidden, weight, offset, targets)
@@ -145,7 +136,7 @@ def test_logits_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     chunk = losses._chunk
     monkeypatch.setitem(losses.CHUNK_ELEMENTS, "cpu", 5 * VOCAB)
-    monkeypatch.setattr(losses, "_chunk_function", lambda *args: sizes.append(len(args[0])) or chunk(*args))
+    monkeypatch.setattr(losses, "_chunk", lambda *args: sizes.append(len(args[0])) or chunk(*args))
     linear_cross_entropy(*make_inputs())
     assert sizes == [5, 5, 5, 3]
 
@@ -198,13 +189,13 @@ def test_chunk_in_place_equals_chunk(ignored: str) -> None:
     torch.testing.assert_close(logits, F.linear(hidden, weight, offset).reshape(-1, VOCAB).detach())
 
 
-def test_compiled_functions_end_with_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda function: lambda *values: function(*values))
-    names = ("_chunk_function", "_in_place_function", "_function", "_is_compiled")
-    before = [getattr(losses, name) for name in names]
+def test_compiled_loss_belongs_to_one_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or function)
     with restored_settings():
-        losses.compile_chunks()
+        loss = losses.compiled_loss(Numerics())
+        assert compiled == [losses._chunk, losses._chunk_in_place]
+        assert torch.equal(loss(*make_inputs()), linear_cross_entropy(*make_inputs()))
+        assert len(compiled) == 2, "another loss of this process is not compiled"
         torch._functorch.config.ban_recompute_materialized_backward = False
-        assert all(getattr(losses, name) != value for name, value in zip(names, before, strict=True))
-    assert [getattr(losses, name) for name in names] == before
     assert torch._functorch.config.ban_recompute_materialized_backward

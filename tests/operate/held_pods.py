@@ -21,9 +21,9 @@ from urllib.parse import parse_qsl, urlsplit
 from kube_runs import FakeRun, launch
 
 import kube_server
-from llmtrain.env import HOLD_SCRIPT
+from llmtrain.core.env import HOLD_SCRIPT
 from llmtrain.launch.pod_scripts import hold as hold_script
-from llmtrain.launch.work import Work
+from llmtrain.launch.pod_task import PodTask
 
 BINARY, CLOSE, PING, PONG = 2, 8, 9, 10
 IN, OUT, ERR, STATUS = 0, 1, 2, 3
@@ -35,7 +35,7 @@ class HeldPods:
     def __init__(self, kube: kube_server.KubeServer, directory: Path, mode: str, nodes: int, *sets: str) -> None:
         self.directory = directory
         overrides = (f"launch.nodes={nodes}", *sets)
-        self.run: FakeRun = launch(kube, "indexed_job", *overrides, work=Work(mode))  # type: ignore[arg-type]
+        self.run: FakeRun = launch(kube, "indexed_job", *overrides, task=PodTask(mode))  # type: ignore[arg-type]
         self.names = [self.run.pod(index) for index in range(nodes)]
         self.asked: list[tuple[str, list[str], bool]] = []
         """Pod, command, and whether standard input was requested."""

@@ -7,10 +7,12 @@ from typing import Any
 from kube_server import KubeServer, now
 from llmtrain.config.load import load_config
 from llmtrain.kubernetes.client import Cluster
+from llmtrain.launch.job import JobPlan
+from llmtrain.launch.kinds.base import find_kind
 from llmtrain.launch.manifests import render
-from llmtrain.launch.plan import JobPlan, find_workload, plan_job
+from llmtrain.launch.plan_job import plan_job
+from llmtrain.launch.pod_task import PodTask
 from llmtrain.launch.record import Record, find_record
-from llmtrain.launch.work import Work
 
 Object = dict[str, Any]
 STEP = "[TRAIN] step {}/30 | loss 5.1922 | lr 3.00e-03 | 27,610 tok/s | 0:00:09 left"
@@ -59,7 +61,7 @@ class FakeRun:
 
     @property
     def kind(self) -> str:
-        return find_workload(self.plan.launch).kind
+        return find_kind(self.plan.launch).object_kind
 
     def pod(self, index: int, state: Object | None = None, role: str = "worker", **more: Any) -> str:
         """Create a pod, running by default. Later pods have later creation times."""
@@ -139,12 +141,12 @@ class FakeRun:
 
 
 def launch(
-    kube: KubeServer, kind: str = "indexed_job", *sets: str, name: str = "demo", work: Work | None = None
+    kube: KubeServer, kind: str = "indexed_job", *sets: str, name: str = "demo", task: PodTask | None = None
 ) -> FakeRun:
     """Create all objects of a launch, without pods."""
     given = [f"launch.kind={kind}", f"output.run_id={name}", "launch.namespace=team", "launch.image=me/train:1"]
     config = load_config("ddp_smoke", [*given, "launch.nodes=2", "trainer.max_steps=30", *sets])
-    plan = plan_job(config, work or Work())
+    plan = plan_job(config, task or PodTask())
     for manifest in render(plan):
         kube.add(manifest)
     return FakeRun(kube, plan)

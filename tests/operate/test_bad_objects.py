@@ -16,10 +16,11 @@ from llmtrain.commands import delete, logs, status, stop, why
 from llmtrain.errors import ClusterError, UsageError
 from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch import lifecycle as apply
-from llmtrain.launch.plan import JOB_FILE, config_map_name
+from llmtrain.launch.job import JOB_FILE, config_map_name
+from llmtrain.launch.pod_task import CONFIG_FILE
 from llmtrain.launch.record import Record, find_record, list_records
-from llmtrain.launch.work import CONFIG_FILE
-from llmtrain.operate.status.run_status import all_status, run_status
+from llmtrain.operate.observed_run import ObservedRun
+from llmtrain.operate.status.all_runs import all_status
 from llmtrain.operate.why.explain import explain
 
 pytestmark = pytest.mark.usefixtures("hurry")
@@ -111,12 +112,12 @@ def test_pod_with_invalid_index_is_ignored_with_a_warning(kube: KubeServer, kind
     kube.change("Pod", strange, {"metadata": {"labels": {INDEX_LABELS[kind]: label}}})
     cluster = kube.cluster()
     rows = {row.run_id: row for row in all_status(cluster, "team")}
-    one = run_status(cluster, run.record, with_log=False)
+    one = ObservedRun(cluster, run.record, with_log=False).status
     assert [pod.index for pod in one.pods] == [pod.index for pod in rows["bad"].pods] == [0]
     if label:
         assert strange in str(one.unseen)
         assert strange in str(rows["bad"].unseen)
-        assert any(strange in line for line in explain(cluster, run.record).evidence)
+        assert any(strange in line for line in explain(ObservedRun(cluster, run.record)).evidence)
     assert rows["good"].unseen is None
 
 
@@ -140,9 +141,9 @@ def test_malformed_objects(kube: KubeServer, bad: dict[str, Any]) -> None:
     rows = {row.run_id: row.state for row in all_status(cluster, "team")}
     assert rows == {"good": "starting", "bad": "unknown"}
     with pytest.raises(UsageError):
-        run_status(cluster, run.record)
+        _ = ObservedRun(cluster, run.record).status
     with pytest.raises(UsageError):
-        explain(cluster, run.record)
+        explain(ObservedRun(cluster, run.record))
 
 
 def test_remedies_name_cluster_and_resource(kube: KubeServer, tmp_path: Path) -> None:
@@ -151,7 +152,7 @@ def test_remedies_name_cluster_and_resource(kube: KubeServer, tmp_path: Path) ->
     run.pod(0)
     kube.change("Pod", run.pods[0], {"status": BAD_STATUS["no name"]})
     with pytest.raises(UsageError) as refused:
-        run_status(cluster, run.record)
+        _ = ObservedRun(cluster, run.record).status
     remedies = [str(refused.value.remedy)]
     BAD_RECORDS["job is a list"](run)
     with pytest.raises(UsageError) as refused:

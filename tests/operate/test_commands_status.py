@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from kube_server import KubeServer
 from llmtrain.commands import logs, status
 from llmtrain.errors import UsageError
+from llmtrain.operate.observed_run import ObservedRun
 from llmtrain.operate.status.log_curves import log_curves
 
 pytestmark = pytest.mark.usefixtures("hurry")
@@ -146,7 +147,7 @@ def test_plot_of_a_run(kube: KubeServer, kubeconfig: Path) -> None:
     line = "[TRAIN] step {}/30 | loss {} | lr 3.00e-03 | 27,610 tok/s | 0:00:09 left"
     run.say(0, *(line.format(step, 9 - step / 5) for step in range(1, 21)), "[EVAL] step 20/30 | val loss 5.5 | x")
     run.say(0, *(line.format(step, 9 - step / 5) for step in range(11, 31)))
-    curves = log_curves(run.cluster, run.record)
+    curves = log_curves(ObservedRun(run.cluster, run.record))
     assert curves["training"][0] == list(range(1, 31))
     assert curves["validation"] == ([20], [5.5])
     shown = call(status.command, kubeconfig, "demo", "--plot").stdout
@@ -159,7 +160,7 @@ def test_plot_without_losses(kube: KubeServer, kubeconfig: Path) -> None:
     run = launch(kube)
     run.pod(0)
     assert call(status.command, kubeconfig, "demo", "--plot").exit_code == 0
-    assert log_curves(run.cluster, run.record) == {"training": ([], []), "validation": ([], [])}
+    assert log_curves(ObservedRun(run.cluster, run.record)) == {"training": ([], []), "validation": ([], [])}
 
 
 @pytest.mark.parametrize("words", [["--plot"], ["demo", "--plot", "--json"], ["demo", "--plot", "--watch"]])

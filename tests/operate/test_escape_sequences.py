@@ -14,14 +14,14 @@ from typer.testing import CliRunner, Result
 from kube_server import KubeServer
 from llmtrain import cli
 from llmtrain.commands import logs, status, why
+from llmtrain.core.findings import Finding
+from llmtrain.core.terminal import printable, printable_line
 from llmtrain.doctor.report import Report
 from llmtrain.errors import UsageError
-from llmtrain.findings import Finding
 from llmtrain.launch.record import find_record
+from llmtrain.operate.observed_run import ObservedRun
 from llmtrain.operate.status.display import LiveView, PlainLines
 from llmtrain.operate.status.progress import read_progress
-from llmtrain.operate.status.run_status import run_status
-from llmtrain.terminal import printable, printable_line
 
 pytestmark = pytest.mark.usefixtures("hurry")
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\u202eevil"
@@ -94,7 +94,7 @@ def test_watch_output_is_clean(kube: KubeServer) -> None:
         for make in (PlainLines, LiveView):
             out = io.StringIO()
             with make(out) as display:
-                display.status(run_status(kube.cluster(), record))
+                display.status(ObservedRun(kube.cluster(), record).status)
                 display.line(EVIL)
                 display.note(EVIL)
                 display.connection(None)

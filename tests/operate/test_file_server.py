@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from llmtrain.env import READER_SCRIPT
+from llmtrain.core.env import READER_SCRIPT
 from llmtrain.launch.pod_scripts import file_server
 from llmtrain.operate.fetch.reader_pod import COMMAND
 
@@ -20,7 +20,6 @@ def run_script(*words: object) -> bytes:
         env={**os.environ, READER_SCRIPT: SOURCE},
         capture_output=True,
         check=True,
-        timeout=30,
     )
     return done.stdout
 

@@ -16,11 +16,12 @@ from llmtrain.config.load import load_config
 from llmtrain.errors import LlmtrainError
 from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch import lifecycle as apply
-from llmtrain.launch.plan import plan_job
+from llmtrain.launch.plan_job import plan_job
+from llmtrain.launch.pod_task import PodTask
 from llmtrain.launch.record import find_record
-from llmtrain.launch.work import Work
 from llmtrain.operate.exec.run_in_pods import check_held
-from llmtrain.operate.status.run_status import all_status, run_status
+from llmtrain.operate.observed_run import ObservedRun
+from llmtrain.operate.status.all_runs import all_status
 from llmtrain.operate.status.startup_failures import never_started
 from llmtrain.operate.why import explain as why_module
 from llmtrain.operate.why.explain import explain
@@ -66,30 +67,30 @@ def both(kube: KubeServer) -> FakeRun:
 def test_status_of_a_lost_node(kube: KubeServer, cluster: Cluster) -> None:
     run = both(kube)
     run.set(1, running(), conditions=SILENT)
-    check(run_status(cluster, run.record).why_short)
+    check(ObservedRun(cluster, run.record).status.why_short)
     check(all_status(cluster, "team")[0].why_short)
-    check(explain(cluster, run.record).remedy)
+    check(explain(ObservedRun(cluster, run.record)).remedy)
 
 
 def test_status_of_an_interrupted_launch(kube: KubeServer, cluster: Cluster) -> None:
     run = launch(kube)
     kube.remove("Job", "demo")
-    check(run_status(cluster, run.record).why_short)
-    check(explain(cluster, run.record).remedy)
+    check(ObservedRun(cluster, run.record).status.why_short)
+    check(explain(ObservedRun(cluster, run.record)).remedy)
 
 
 def test_why_of_hung_ranks(kube: KubeServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     run = both(kube)
     say(run, 0, STEP.format(7), ago_sec=300)
     monkeypatch.setattr(why_module, "watch_heartbeats", lambda *_: Stall(300, [1], [], {0: 7, 1: 7}))
-    check(explain(cluster, run.record).remedy)
+    check(explain(ObservedRun(cluster, run.record)).remedy)
 
 
 def test_missing_secret(kube: KubeServer, cluster: Cluster) -> None:
     run = launch(kube, "indexed_job", "launch.hf_token_secret.name=hf-token")
     for index in (0, 1):
         run.pod(index, waiting("CreateContainerConfigError", 'secret "hf-token" not found'))
-    error = never_started(cluster, run.record, run_status(cluster, run.record))
+    error = never_started(ObservedRun(cluster, run.record))
     assert error is not None
     check((error.remedy or "").replace(".env", "FILE"))
 
@@ -118,8 +119,8 @@ def test_missing_right(kube: KubeServer, cluster: Cluster) -> None:
 
 
 def test_pods_without_hold(kube: KubeServer, cluster: Cluster) -> None:
-    run = launch(kube, work=Work())
-    check(raised(lambda: check_held(cluster, run.record, "push")).replace("me/train:1", "IMAGE"))
+    run = launch(kube, task=PodTask())
+    check(raised(lambda: check_held(ObservedRun(cluster, run.record), "push")).replace("me/train:1", "IMAGE"))
 
 
 def test_options_are_quoted(kube: KubeServer, tmp_path: Path) -> None:

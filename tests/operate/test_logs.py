@@ -15,6 +15,7 @@ from llmtrain.operate.fetch.reader import FileRequest, FileResponse
 from llmtrain.operate.logs import merged_logs as logs
 from llmtrain.operate.logs.merged_logs import line_as_dict, merged_logs, node_rank_of
 from llmtrain.operate.logs.pod_log import LogLine, split_time
+from llmtrain.operate.observed_run import ObservedRun
 
 pytestmark = pytest.mark.usefixtures("hurry")
 
@@ -27,7 +28,7 @@ def both(kube: KubeServer, kind: str = "indexed_job", *sets: str) -> FakeRun:
 
 
 def lines(run: FakeRun, **options: object) -> list[str]:
-    return [shown(line) for line in merged_logs(run.cluster, run.record, **options)]
+    return [shown(line) for line in merged_logs(ObservedRun(run.cluster, run.record), **options)]
 
 
 def shown(line: LogLine) -> str:
@@ -95,7 +96,7 @@ def test_follow_until_the_end_includes_new_pods(kube: KubeServer) -> None:
     run.pod(0)
     run.say(0, "a")
     found: list[str] = []
-    stream = map(shown, merged_logs(run.cluster, run.record, follow=True))
+    stream = map(shown, merged_logs(ObservedRun(run.cluster, run.record), follow=True))
     found.append(next(stream))
     run.pod(1)
     run.say(1, "b")
@@ -124,7 +125,7 @@ def test_follow_stateful_set_until_its_pods_are_idle(kube: KubeServer) -> None:
 def test_follow_across_an_api_server_outage(kube: KubeServer) -> None:
     run = both(kube)
     run.say(0, "a", "b")
-    stream = map(shown, merged_logs(run.cluster, run.record, follow=True))
+    stream = map(shown, merged_logs(ObservedRun(run.cluster, run.record), follow=True))
     assert [next(stream), next(stream)] == ["[0] a", "[0] b"]
     kube.is_away = True
     run.say(0, "c")
@@ -158,7 +159,7 @@ def volume(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
             processes -= 1
 
     @contextmanager
-    def reader_pod(cluster: object, record: object) -> Iterator[Reader]:  # noqa: ARG001
+    def reader_pod(run: object) -> Iterator[Reader]:  # noqa: ARG001
         yield Reader()
 
     processes = 0
@@ -210,7 +211,7 @@ class TestAsDict:
     def test_training_line_of_a_pod(self, kube: KubeServer) -> None:
         run = both(kube)
         run.say(1, STEP.format(7))
-        (value,) = [line_as_dict(line, 1) for line in merged_logs(run.cluster, run.record)]
+        (value,) = [line_as_dict(line, 1) for line in merged_logs(ObservedRun(run.cluster, run.record))]
         assert (value["pod"], value["node_rank"], value["rank"]) == (run.pods[1], 1, 1)
         assert (value["tag"], value["text"]) == ("TRAIN", STEP.format(7))
         assert {"step": 7, "max_steps": 30, "loss": 5.1922}.items() <= value["data"].items()
@@ -219,7 +220,7 @@ class TestAsDict:
     def test_followed_lines_have_their_pod(self, kube: KubeServer) -> None:
         run = both(kube)
         run.say(0, "a")
-        stream = merged_logs(run.cluster, run.record, follow=True)
+        stream = merged_logs(ObservedRun(run.cluster, run.record), follow=True)
         assert line_as_dict(next(stream), 1)["pod"] == run.pods[0]
         run.end(0)
         run.end(1)
@@ -256,7 +257,7 @@ class TestAsDict:
         run = launch(kube, "indexed_job", "launch.processes_per_node=2")
         volume["logs/train.log"] = b'{"time": 1.5, "tag": "TRAIN", "message": "a"}\n'
         volume["logs/rank-3.log"] = b"2026-01-01 00:00:02 [DDP] two\n"
-        first, second = (line_as_dict(line, 2) for line in merged_logs(run.cluster, run.record))
+        first, second = (line_as_dict(line, 2) for line in merged_logs(ObservedRun(run.cluster, run.record)))
         assert (first["pod"], first["node_rank"], first["rank"], first["time"]) == (
             None,
             0,

@@ -12,9 +12,10 @@ from kube_runs import STEP, FakeRun, launch, running
 from watcher import Watcher, wait_for
 
 from kube_server import KubeServer
+from limits import limit
 from llmtrain.errors import ClusterError
+from llmtrain.operate.observed_run import ObservedRun
 from llmtrain.operate.status.display import LiveView, PlainLines
-from llmtrain.operate.status.run_status import run_status
 from llmtrain.operate.status.tables import run_text
 
 pytestmark = pytest.mark.usefixtures("hurry")
@@ -45,7 +46,7 @@ class TestStatus:
     def test_status_names_node_pod_and_remedy(self, kube: KubeServer) -> None:
         run = two(kube)
         run.set(1, running(), conditions=not_ready(42))
-        status = run_status(run.cluster, run.record)
+        status = ObservedRun(run.cluster, run.record).status
         assert status.state == "running"
         assert [pod.silent_sec is None for pod in status.pods] == [True, False]
         assert 42 <= (status.pods[1].silent_sec or 0) < 60
@@ -56,7 +57,7 @@ class TestStatus:
         assert page.count("Running (node NotReady)") == 1
         assert status.as_dict()["pods"][1]["silent_sec"] == status.pods[1].silent_sec
         run.set(1, running())
-        status = run_status(run.cluster, run.record)
+        status = ObservedRun(run.cluster, run.record).status
         assert (status.why_short, status.pods[1].silent_sec) == (None, None)
 
     @pytest.mark.parametrize("ahead_sec", [3600.0, -3600.0])
@@ -67,17 +68,17 @@ class TestStatus:
         run.set(1, running(), conditions=not_ready(90 - ahead_sec))
         deleted_at = (datetime.now(UTC) - timedelta(seconds=15 - ahead_sec)).strftime("%Y-%m-%dT%H:%M:%SZ")
         kube.change("Pod", run.pods[0], {"metadata": {"deletionTimestamp": deleted_at}})
-        status = run_status(run.cluster, run.record)
+        status = ObservedRun(run.cluster, run.record).status
         assert 85 <= (status.pods[1].silent_sec or 0) < 120
         assert not status.pods[0].is_overdue
         kube.ahead_sec = 0.0
-        run_status(run.cluster, run.record)
+        _ = ObservedRun(run.cluster, run.record).status
 
     def test_overdue_deletion_counts_as_lost(self, kube: KubeServer) -> None:
         run = two(kube)
         at = (datetime.now(UTC) - timedelta(seconds=900)).strftime("%Y-%m-%dT%H:%M:%SZ")
         kube.change("Pod", run.pods[1], {"metadata": {"deletionTimestamp": at}})
-        status = run_status(run.cluster, run.record)
+        status = ObservedRun(run.cluster, run.record).status
         assert status.pods[1].silent_sec == pytest.approx(900, abs=30)
         assert "Terminating (node NotReady)" in run_text(status)
         assert "llmtrain recover demo" in str(status.why_short)
@@ -86,7 +87,7 @@ class TestStatus:
         run = two(kube)
         run.set(0, running(), conditions=not_ready(10))
         run.set(1, running(), conditions=not_ready(70))
-        why = str(run_status(run.cluster, run.record).why_short)
+        why = str(ObservedRun(run.cluster, run.record).status.why_short)
         assert why.startswith("k8s-node0, k8s-node1 have been NotReady for 7")
         assert "pod 0, 1" in why
 
@@ -95,12 +96,12 @@ class TestStatus:
         for index in (0, 1):
             kube.change("Pod", run.pods[index], {"spec": {"nodeName": "k8s-node0"}})
             run.set(index, running(), conditions=not_ready(10))
-        assert str(run_status(run.cluster, run.record).why_short).count("k8s-node0") == 1
+        assert str(ObservedRun(run.cluster, run.record).status.why_short).count("k8s-node0") == 1
 
     def test_failing_readiness_probe_is_not_a_lost_node(self, kube: KubeServer) -> None:
         run = two(kube)
         run.set(1, running(), conditions=not_ready(42, "ContainersNotReady"))
-        assert run_status(run.cluster, run.record).pods[1].silent_sec is None
+        assert ObservedRun(run.cluster, run.record).status.pods[1].silent_sec is None
 
 
 class TestWatch:
@@ -227,7 +228,7 @@ class TestCommand:
         player = threading.Thread(target=play, daemon=True)
         player.start()
         done = call("status", "demo", "--watch", "--recover-lost-nodes", "15", "--json")
-        player.join(10)
+        player.join(limit(10))
         assert (done.code, done.json["state"]) == (0, "finished")
         assert f"[K8S] removed {lost}" in done.err
 

@@ -1,5 +1,6 @@
 """The log line parser, tested with the lines that trackers and logger write."""
 
+import json
 import logging
 import math
 from collections.abc import Iterator
@@ -11,9 +12,10 @@ import pytest
 
 from llmtrain.config.logging import LoggingSection
 from llmtrain.config.schema import Config
-from llmtrain.distributed import exit_codes as platform_codes
-from llmtrain.logs import close_logging, log, setup_logging, warn
-from llmtrain.operate.status.progress import RunProgress, read_progress, split_line
+from llmtrain.core.logs import close_logging, log, setup_logging, split_line, warn
+from llmtrain.distributed import platform_codes
+from llmtrain.operate.status.progress import RunProgress, read_progress
+from llmtrain.runs.progress_lines import log_done, log_finished_before, log_resumed, log_smoke_step
 from llmtrain.tracking.console import ConsoleTracker
 
 TRAIN = {"train/loss": 5.1922, "train/lr": 3e-3, "train/tokens_per_second": 27610.4, "train/seconds_left": 3725.2}
@@ -96,17 +98,17 @@ def test_other_lines_are_ignored(written: Written) -> None:
 
 def test_resume_line_sets_the_step_without_has_stepped(written: Written) -> None:
     console().log(25, TRAIN)
-    log("TRAIN", f"resumed from {Path('/out/demo/checkpoints/step_20')}")
+    log_resumed(Path("/out/demo/checkpoints/step_20"), 20)
     found = read_progress(written.lines)
     assert (found.step, found.max_steps, found.has_stepped, found.tokens_per_second) == (20, 30, False, None)
 
 
 def test_done_lines(written: Written) -> None:
     console().log(30, TRAIN)
-    log("DONE", "30 steps, train loss 3.4104, val loss 3.4275, best 3.4275")
+    log_done(30, 3.4104, 3.4275, 3.4275)
     found = read_progress(written.lines)
     assert (found.step, found.time_left) == (30, None)
-    log("DONE", "run demo is finished already, at step 12")
+    log_finished_before("demo", 12)
     assert read_progress(written.lines).step == 12
 
 
@@ -123,10 +125,43 @@ def test_the_idle_line_of_node_itself(capsys: pytest.CaptureFixture[str], monkey
     assert read_progress(capsys.readouterr().err.splitlines()).idle_code == 64
 
 
-def test_smoke_run_lines() -> None:
-    line = "[TRAIN] epoch 1/2 | step 3/10 | loss 1.2345"  # training/smoke.py, which needs torch
-    found = read_progress([line])
+def test_smoke_run_lines(written: Written) -> None:
+    log_smoke_step(1, 2, 3, 10, 1.2345)
+    found = read_progress(written.lines)
     assert (found.step, found.max_steps, found.loss) == (3, 10, 1.2345)
+
+
+# Written before JSON lines had max_steps and event: only the message tells.
+EARLIER_JSON = (
+    ("TRAIN", "step 5/30 | loss 5.1922 | lr 3.00e-03 | 27,610 tok/s | 0:00:09 left", (5, 30, 5.1922)),
+    ("EVAL", "step 5/30 | val loss 4.3604 | perplexity 78.29", (5, 30, None)),
+    ("TRAIN", "resumed from /out/demo/checkpoints/step_20", (20, None, None)),
+    ("DONE", "1 step, train loss 3.4104, val loss 3.4275, best 3.4275", (1, None, None)),
+    ("DONE", "30 steps, train loss 3.4104, val loss 3.4275, best 3.4275", (30, None, None)),
+)
+
+
+@pytest.mark.parametrize(("tag", "message", "expected"), EARLIER_JSON)
+def test_json_lines_of_earlier_images(tag: str, message: str, expected: tuple[object, ...]) -> None:
+    line = json.dumps({"time": 1.5, "level": "INFO", "tag": tag, "message": message, "step": 5})
+    found = read_progress([line])
+    assert (found.step, found.max_steps, found.loss) == expected
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"step": "x"}, {"step": 1, "max_steps": []}, {"event": "done"}, {"step": None}],
+)
+def test_json_lines_with_wrong_fields_are_ignored(fields: dict[str, object]) -> None:
+    line = json.dumps({"tag": "TRAIN", "message": "step 3/4 | loss 1.0", "max_steps": 4, **fields})
+    assert read_progress([line]) == RunProgress()
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 1e300, -1.0, "soon"])
+def test_wrong_time_left_is_ignored(seconds: object) -> None:
+    values = {"tag": "TRAIN", "message": "", "step": 3, "max_steps": 4, "train/loss": 1.0}
+    found = read_progress([json.dumps({**values, "train/seconds_left": seconds})])
+    assert (found.step, found.time_left) == (3, None)
 
 
 def test_lines_of_other_ranks_keep_their_tag() -> None:
@@ -134,7 +169,7 @@ def test_lines_of_other_ranks_keep_their_tag() -> None:
 
 
 def test_only_the_last_line_marks_the_run_as_done(written: Written) -> None:
-    log("DONE", "30 steps, train loss 3.4012, val loss 3.3911, best 3.3911")
+    log_done(30, 3.4012, 3.3911, 3.3911)
     assert read_progress(written.lines).is_done
     assert not read_progress([*STEPS_ONLY, "[DONE] hello", "[TRAIN] 30 steps, train loss 3.4"]).is_done
 

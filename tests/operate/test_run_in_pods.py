@@ -15,9 +15,11 @@ from held_pods import HeldPods, held_pods
 from kube_runs import launch, waiting
 
 from kube_server import KubeServer
+from limits import wait_until
 from llmtrain.errors import ClusterError, UsageError
-from llmtrain.launch.work import HELD_COMMAND
+from llmtrain.launch.pod_task import HELD_COMMAND
 from llmtrain.operate.exec.run_in_pods import CommandResult, bundle_files, kill_in_all, run_in_all, start_in_all
+from llmtrain.operate.observed_run import ObservedRun
 
 Cli = Callable[..., Any]
 
@@ -26,13 +28,6 @@ Cli = Callable[..., Any]
 def pods(kube: KubeServer, tmp_path: Path) -> Iterator[HeldPods]:
     with held_pods(kube, tmp_path) as made:
         yield made
-
-
-def wait_for(is_true: Callable[[], object], what: str = "", patience_sec: float = 10.0) -> None:
-    deadline = time.monotonic() + patience_sec
-    while not is_true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def make(directory: Path, *names: str) -> None:
@@ -315,7 +310,7 @@ class TestExec:
         done = call("exec", "demo", "--", "sh", "-c", silent)
         assert done.code == 130
         for index in (0, 1):
-            wait_for((pods.work(index) / "stopped").exists, "no SIGTERM", 1.5)
+            wait_until((pods.work(index) / "stopped").exists, 1.5, "no SIGTERM")
             assert not (pods.work(index) / "late").exists()
 
     def test_ctrl_c_stops_a_printing_command_in_all_pods(self, pods: HeldPods, call: Cli) -> None:
@@ -325,7 +320,7 @@ class TestExec:
         assert done.code == 130
         assert "may still be running" not in done.err
         for index in (0, 1):
-            wait_for((pods.work(index) / "stopped").exists, "no SIGTERM")
+            wait_until((pods.work(index) / "stopped").exists, what="no SIGTERM")
             assert not (pods.work(index) / "late").exists()
 
     def test_ctrl_c_in_pods_without_hold_warns(self, kube: KubeServer, tmp_path: Path, call: Cli) -> None:
@@ -351,7 +346,7 @@ class TestDetach:
             assert f"llmtrain exec {demo} --kill" in done.out
             for index, rank in ((0, 0), (1, 4)):  # the first rank of each pod
                 log = pods.log(rank)
-                wait_for(lambda log=log: log.exists() and log.read_text())  # type: ignore[misc]
+                wait_until(lambda log=log: log.exists() and log.read_text())  # type: ignore[misc]
                 assert log.read_text() == f"node {index} of 2 in {pods.work(index)}\n"
             again = call("exec", "demo", "--detach", "--json", "--", "touch", "ran")
             assert again.code == 64
@@ -372,9 +367,9 @@ class TestDetach:
         (pods.work(0) / "tool").write_text("#!/bin/sh\necho $$ > number\nsleep 60\n")
         (pods.work(0) / "tool").chmod(0o755)
         with pytest.raises(ClusterError, match=f"In {pods.names[1]}: .*./tool.*: No such file") as caught:
-            start_in_all(cluster, record, ["./tool"])
+            start_in_all(ObservedRun(cluster, record), ["./tool"])
         assert caught.value.exit_code == 64
-        assert kill_in_all(cluster, record) == [], "it was stopped where it had started"
+        assert kill_in_all(ObservedRun(cluster, record)) == [], "it was stopped where it had started"
         assert (
             call("exec", "demo", "--", "sh", "-c", "! kill -0 $(cat number 2> /dev/null || echo 999999999)").code == 0
         )
@@ -386,7 +381,7 @@ class TestDetach:
             helper, "FASTER", {"GRACE_SEC = 10.0": "GRACE_SEC = 0.1", "ANSWER_SEC = 20.0": "ANSWER_SEC = 0"}
         )
         with pytest.raises(ClusterError, match="main process"):
-            kill_in_all(pods.run.cluster, pods.run.record)
+            kill_in_all(ObservedRun(pods.run.cluster, pods.run.record))
 
 
 class TestPod:
@@ -446,10 +441,10 @@ def test_one_failed_pod_of_many(kube: KubeServer, tmp_path: Path) -> None:
         kube.remove("Pod", pods.names[3])
         pods.run.pods[3] = pods.names[3]
         with pytest.raises(UsageError, match="7 of 8 pods"):
-            run_in_all(pods.run.cluster, pods.run.record, ["true"], lambda *_: None)
+            run_in_all(ObservedRun(pods.run.cluster, pods.run.record), ["true"], lambda *_: None)
         pods.names[3] = pods.run.pod(3)
         words = ["sh", "-c", 'echo "$NODE"; [ "$NODE" != 3 ]']
-        exits = run_in_all(pods.run.cluster, pods.run.record, words, lambda *row: lines.append(row))
+        exits = run_in_all(ObservedRun(pods.run.cluster, pods.run.record), words, lambda *row: lines.append(row))
     assert exits == [CommandResult(index, pods.names[index], int(index == 3)) for index in range(8)]
     assert sorted(lines) == [(index, 1, str(index)) for index in range(8)]
 
@@ -458,7 +453,7 @@ def interrupt_once_up(pods: HeldPods) -> None:
     """Send SIGINT as soon as the command runs in all pods."""
 
     def later() -> None:
-        wait_for(lambda: all((pods.work(index) / "up").exists() for index in (0, 1)))
+        wait_until(lambda: all((pods.work(index) / "up").exists() for index in (0, 1)))
         time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGINT)
 

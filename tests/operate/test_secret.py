@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmtrain.commands import secret
+from llmtrain.commands import cluster_options, secret
 from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.hub.token import first_token
 from llmtrain.kubernetes.labels import COMMON_LABELS
@@ -73,7 +73,7 @@ class Tool:
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Tool:
     cluster = Secrets()
-    monkeypatch.setattr(secret, "connect", lambda *_: cluster)
+    monkeypatch.setattr(cluster_options, "connect", lambda *_: cluster)
     return Tool(cluster, capfd)
 
 

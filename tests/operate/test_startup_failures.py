@@ -5,7 +5,8 @@ from kube_runs import STEP, FakeRun, ended, launch, running, waiting
 
 from kube_server import KubeServer
 from llmtrain.errors import UsageError
-from llmtrain.operate.status.run_status import run_status
+from llmtrain.kubernetes.api_errors import quota_remedy
+from llmtrain.operate.observed_run import ObservedRun
 from llmtrain.operate.status.startup_failures import never_started
 
 PULLED = 'Back-off pulling image "me/train:1": ErrImagePull: failed to pull "docker.io/me/train:1": not found'
@@ -15,7 +16,7 @@ QUOTA = (
 
 
 def start_error(run: FakeRun) -> UsageError | None:
-    return never_started(run.cluster, run.record, run_status(run.cluster, run.record))
+    return never_started(ObservedRun(run.cluster, run.record))
 
 
 @pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"])
@@ -64,6 +65,38 @@ def test_missing_secret_names_the_command_that_creates_it(kube: KubeServer) -> N
     assert "llmtrain secret hf-token" in error.remedy
 
 
+def test_missing_secret_that_is_mounted(kube: KubeServer) -> None:
+    """Only events tell why such a pod waits."""
+    run = launch(kube)
+    for index in (0, 1):
+        run.pod(index, waiting("ContainerCreating"))
+    run.event("FailedMount", "failed to sync configmap cache: timed out", "Pod", run.pods[0])
+    assert start_error(run) is None
+    message = 'MountVolume.SetUp failed for volume "x" : secret "mine" not found'
+    run.event("FailedMount", message, "Pod", run.pods[1])
+    error = start_error(run)
+    assert error is not None
+    assert message in error.what
+    assert (error.exit_code, error.details["reason"]) == (64, "FailedMount")
+    assert message in str(ObservedRun(run.cluster, run.record).status.why_short)
+    run.set(1, running())
+    assert start_error(run) is None
+
+
+@pytest.mark.parametrize(
+    ("requested", "word"),
+    [
+        ("pods=1", "launch.nodes"),
+        ("requests.storage=10Gi", "launch.runs_volume.claim"),
+        ("count/jobs.batch=1", "Delete"),
+    ],
+)
+def test_remedy_of_a_quota_is_about_its_resource(requested: str, word: str) -> None:
+    message = f"exceeded quota: q, requested: {requested}, used: pods=2, limited: pods=2"
+    assert word in quota_remedy(message)
+    assert ("launch.nodes" in quota_remedy(message)) == (word == "launch.nodes")
+
+
 @pytest.mark.parametrize("kind", ["indexed_job", "stateful_set", "pytorch_job", "job_set", "train_job"])
 def test_exceeded_quota(kube: KubeServer, kind: str) -> None:
     run = launch(kube, kind)
@@ -88,6 +121,22 @@ def test_pod_security_violation_by_pytorch_master(kube: KubeServer) -> None:
     assert "violates PodSecurity" in error.what
     assert error.remedy is not None
     assert "launch.pytorch_master" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("violation", "word"),
+    [
+        ('host namespaces (hostNetwork=true), hostPort (container "trainer" uses hostPort 1)', "launch.host_network"),
+        ('allowPrivilegeEscalation != false (container "log" must set it)', "container log of launch.pod_patch"),
+        ('hostPath volumes (volume "x")', "launch.extra_volumes"),
+    ],
+)
+def test_remedy_of_a_pod_security_violation_is_about_its_cause(kube: KubeServer, violation: str, word: str) -> None:
+    run = launch(kube)
+    run.event("FailedCreate", f'pods "demo-0" is forbidden: violates PodSecurity "restricted:latest": {violation}')
+    error = start_error(run)
+    assert error is not None
+    assert word in str(error.remedy)
 
 
 @pytest.mark.parametrize("security", ["baseline", "none"])

@@ -6,11 +6,14 @@ import pytest
 from kube_runs import STEP, ended, launch, running, waiting
 
 from kube_server import KubeServer
-from llmtrain.distributed.exit_codes import IDLE_MARK, pytorchjob_code
+from limits import limit
+from llmtrain.distributed.platform_codes import IDLE_MARK, pytorchjob_code
+from llmtrain.kubernetes.client import Object
+from llmtrain.launch.pod_task import PodTask
 from llmtrain.launch.record import ENDED_AS, STOPPED_AT
-from llmtrain.launch.work import Work
+from llmtrain.operate.observed_run import ObservedRun
+from llmtrain.operate.status.all_runs import all_status
 from llmtrain.operate.status.pods import worst_code
-from llmtrain.operate.status.run_status import all_status, run_status
 from llmtrain.operate.status.tables import run_text, runs_table
 
 KINDS = ["indexed_job", "stateful_set", "pytorch_job", "train_job", "job_set"]
@@ -22,23 +25,23 @@ UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedu
 @pytest.mark.parametrize("kind", KINDS)
 def test_from_pending_to_running(kube: KubeServer, kind: str) -> None:
     run = launch(kube, kind, "launch.processes_per_node=2")
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert (status.state, status.pods, status.world_size, status.max_steps) == ("pending", [], 4, 30)
     run.pod(0, waiting("ContainerCreating"))
     run.pod(1, {}, conditions=UNSCHEDULABLE)
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert (status.state, status.why_short) == ("pending", "unschedulable: 0/2 nodes: no cpu (pod 1)")
     assert [(pod.index, pod.ranks, pod.phase, pod.reason) for pod in status.pods] == [
         (0, "0-1", "Pending", None),
         (1, "2-3", "Pending", "Unschedulable"),
     ]
     run.set(0, running())
-    assert run_status(run.cluster, run.record).state == "starting"
+    assert ObservedRun(run.cluster, run.record).status.state == "starting"
     run.set(1, running())
     run.say(0, "[DDP] 4 processes, backend gloo")
-    assert run_status(run.cluster, run.record).state == "starting"
+    assert ObservedRun(run.cluster, run.record).status.state == "starting"
     run.say(0, STEP.format(5))
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert (status.state, status.why_short) == ("running", None)
     assert (status.step, status.loss, status.tokens_per_second, status.time_left) == (5, 5.1922, 27610, "0:00:09")
     assert status.age_sec < 60
@@ -57,9 +60,9 @@ def test_finished(kube: KubeServer, kind: str, condition: str) -> None:
     run.say(0, STEP.format(30))
     run.end(0)
     run.end(1)
-    assert run_status(run.cluster, run.record).state == "running"  # until the job is complete
+    assert ObservedRun(run.cluster, run.record).status.state == "running"  # until the job is complete
     run.finish(condition)
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert (status.state, status.exit_code, status.step, status.why_short) == ("finished", 0, 30, None)
     assert "exit code  0" in run_text(status)
 
@@ -70,9 +73,9 @@ def test_stateful_set_is_finished_when_all_pods_are_idle(kube: KubeServer) -> No
         run.pod(index)
     run.say(0, STEP.format(30), IDLE.format(0))
     run.say(1, "[DDP] still saving")
-    assert run_status(run.cluster, run.record).state == "running"
+    assert ObservedRun(run.cluster, run.record).status.state == "running"
     run.say(1, IDLE.format(0))
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert (status.state, status.exit_code) == ("finished", 0)
 
 
@@ -81,7 +84,7 @@ def test_stateful_set_failed(kube: KubeServer) -> None:
     for index in (0, 1):
         run.pod(index)
         run.say(index, IDLE.format(65 - index))
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert (status.state, status.exit_code) == ("failed", 65)
     assert status.why_short is not None
     assert "65" in status.why_short
@@ -93,7 +96,7 @@ def test_exit_code_is_the_worst_of_all_pods(kube: KubeServer) -> None:
     run.pod(0, ended(75))
     run.pod(1, ended(64))
     run.finish("Failed", reason="PodFailurePolicy", message="Container trainer failed with exit code 64")
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert (status.state, status.exit_code) == ("failed", 64)
     assert status.why_short == "exit code 64 (bad usage or config)"
     assert worst_code([0, 75, 1, 65]) == 65
@@ -107,7 +110,7 @@ def test_failed_out_of_memory_at_restart_limit(kube: KubeServer) -> None:
     run.pod(0, ended(75))
     run.pod(1, ended(137, "OOMKilled"))
     run.finish("Failed", reason="BackoffLimitExceeded", message="Job has reached the specified backoff limit")
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert status.exit_code == 137
     assert status.why_short is not None
     for fact in (run.pods[1], "launch.resources.memory", "restart limit"):
@@ -118,14 +121,14 @@ def test_failed_out_of_memory_at_restart_limit(kube: KubeServer) -> None:
 def test_exit_codes_of_pytorch_job_are_translated_back(kube: KubeServer, code: int) -> None:
     run = launch(kube, "pytorch_job")
     run.pod(0, ended(pytorchjob_code(code)))
-    assert run_status(run.cluster, run.record).pods[0].exit_code == code
+    assert ObservedRun(run.cluster, run.record).status.pods[0].exit_code == code
 
 
 def test_signal_exit_codes_of_pytorch_job_are_kept(kube: KubeServer) -> None:
     run = launch(kube, "pytorch_job")
     run.pod(0, ended(137, "OOMKilled"))
     run.pod(1, ended(143))
-    assert [pod.exit_code for pod in run_status(run.cluster, run.record).pods] == [137, 143]
+    assert [pod.exit_code for pod in ObservedRun(run.cluster, run.record).status.pods] == [137, 143]
 
 
 def test_node_ranks_of_pytorch_workers_follow_the_master(kube: KubeServer) -> None:
@@ -146,7 +149,7 @@ def test_node_ranks_of_pytorch_workers_follow_the_master(kube: KubeServer) -> No
             "status": {"phase": "Pending"},
         }
     )
-    assert [(pod.index, pod.name) for pod in run_status(run.cluster, run.record).pods] == [
+    assert [(pod.index, pod.name) for pod in ObservedRun(run.cluster, run.record).status.pods] == [
         (0, master),
         (1, "demo-worker-0"),
     ]
@@ -157,18 +160,18 @@ def test_replaced_pod_counts_as_restart(kube: KubeServer) -> None:
     old, _ = run.pod(0), run.pod(1)
     run.say(0, STEP.format(20))
     run.end(0, 1)
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert status.state == "restarting"
     assert status.why_short == "code 1 (pod 0)"
     new = run.pod(0, waiting("ContainerCreating"))
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert (status.state, status.restarts, status.pods[0].name) == ("restarting", 1, new)
     assert new != old
     assert status.pods[0].last_exit_code == 1
     run.set(0, running())
-    assert run_status(run.cluster, run.record).state == "restarting"
+    assert ObservedRun(run.cluster, run.record).status.state == "restarting"
     run.say(0, STEP.format(21))
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert (status.state, status.restarts, status.exit_code) == ("running", 1, None)
     assert status.why_short == "pod 0 restarted after exit code 1"
 
@@ -180,14 +183,14 @@ def test_container_restarted_in_place(kube: KubeServer) -> None:
     run.say(0, STEP.format(20))
     kube.restart_log(name)
     run.set(0, waiting("CrashLoopBackOff", "back-off 10s"), restarts=1, last=ended(75))
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert (status.state, status.restarts) == ("restarting", 1)
     assert status.why_short is not None
     assert "code 75" in status.why_short
     assert status.step == 20  # from the previous container
     run.set(0, running(), restarts=1, last=ended(75))
     run.say(0, STEP.format(21))
-    assert run_status(run.cluster, run.record).state == "running"
+    assert ObservedRun(run.cluster, run.record).status.state == "running"
 
 
 def test_terminating_pod(kube: KubeServer) -> None:
@@ -196,7 +199,7 @@ def test_terminating_pod(kube: KubeServer) -> None:
     run.pod(1)
     run.say(0, STEP.format(20))
     run.set(1, running(), is_leaving=True)
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert status.state == "restarting"
     assert status.why_short == f"{run.pods[1]} is being deleted on k8s-node1"
     assert status.pods[1].phase == "Terminating"
@@ -207,7 +210,7 @@ def test_elastic_run_is_running_with_fewer_pods(kube: KubeServer) -> None:
     run.pod(0)
     run.pod(1, {}, conditions=UNSCHEDULABLE)
     run.say(0, STEP.format(20))
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert (status.state, status.nodes) == ("running", 2)
     assert status.why_short is not None
     assert "unschedulable" in status.why_short
@@ -216,7 +219,7 @@ def test_elastic_run_is_running_with_fewer_pods(kube: KubeServer) -> None:
 def test_suspended(kube: KubeServer) -> None:
     run = launch(kube, "indexed_job", "launch.queue=gpus")
     run.finish("Suspended")
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert (status.state, status.why_short) == ("suspended", "queued in gpus")
 
 
@@ -226,12 +229,12 @@ def test_stopping_removed_and_stopped(kube: KubeServer) -> None:
     run.event("SuccessfulCreate", "Created pod")
     kube.remove("Job", "demo")
     run.set(0, running(), is_leaving=True)
-    assert run_status(run.cluster, run.record).state == "stopping"
+    assert ObservedRun(run.cluster, run.record).status.state == "stopping"
     kube.remove("Pod", run.pods[0])
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert (status.state, status.exit_code) == ("removed", None)
     kube.change("ConfigMap", "demo-config", {"metadata": {"annotations": {STOPPED_AT: "2026-01-01T00:00:00Z"}}})
-    assert run_status(run.cluster, run.record).state == "stopped"
+    assert ObservedRun(run.cluster, run.record).status.state == "stopped"
 
 
 def test_interrupted_launch_is_incomplete(kube: KubeServer) -> None:
@@ -245,45 +248,45 @@ def test_interrupted_launch_is_incomplete(kube: KubeServer) -> None:
     assert status.state == "incomplete"
     assert "llmtrain resume demo" in (status.why_short or "")
     kube.change("ConfigMap", "demo-config", {"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}})
-    assert run_status(run.cluster, run.record).state == "removed"  # events have expired by now
+    assert ObservedRun(run.cluster, run.record).status.state == "removed"  # events have expired by now
 
 
 def test_job_without_run_label_is_ignored(kube: KubeServer) -> None:
     run = launch(kube)
     kube.change("Job", "demo", {"metadata": {"labels": {"llmtrain.dev/run": None}}})
-    assert run_status(run.cluster, run.record).state == "incomplete"
+    assert ObservedRun(run.cluster, run.record).status.state == "incomplete"
 
 
 def test_refused_pods(kube: KubeServer) -> None:
     run = launch(kube)
     run.event("FailedCreate", 'Error creating: pods "demo-0-x" is forbidden: exceeded quota: q, requested: pods=1')
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert (status.state, status.why_short) == ("pending", "pods are refused: q, requested: pods=1")
     assert all_status(run.cluster, "team")[0].why_short == status.why_short
     kube.forbidden.add("events")
-    assert run_status(run.cluster, run.record).why_short is None
+    assert ObservedRun(run.cluster, run.record).status.why_short is None
 
 
 @pytest.mark.parametrize("mode", ["doctor", "command"])
 def test_modes_without_steps_are_running_when_all_pods_are(kube: KubeServer, mode: str) -> None:
-    work = Work("command", ("python", "x.py")) if mode == "command" else Work("doctor")
-    run = launch(kube, work=work)
+    task = PodTask("command", ("python", "x.py")) if mode == "command" else PodTask("doctor")
+    run = launch(kube, task=task)
     run.pod(0)
-    assert run_status(run.cluster, run.record).state == "starting"
+    assert ObservedRun(run.cluster, run.record).status.state == "starting"
     run.pod(1)
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert (status.state, status.mode, status.max_steps) == ("running", mode, None)
 
 
 def test_resource_usage(kube: KubeServer) -> None:
     run = launch(kube)
     name = run.pod(0)
-    assert run_status(run.cluster, run.record).pods[0].cpu is None
+    assert ObservedRun(run.cluster, run.record).status.pods[0].cpu is None
     kube.metrics = {name: {"cpu": "250123456n", "memory": "812345Ki"}}
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert (status.pods[0].cpu, status.pods[0].memory) == ("250123456n", "812345Ki")
     assert "0.25  793 MiB" in run_text(status)
-    assert run_status(run.cluster, run.record, with_usage=False).pods[0].cpu is None
+    assert ObservedRun(run.cluster, run.record, with_usage=False).status.pods[0].cpu is None
 
 
 def test_status_without_access_to_logs(kube: KubeServer) -> None:
@@ -291,7 +294,7 @@ def test_status_without_access_to_logs(kube: KubeServer) -> None:
     run.pod(0)
     run.pod(1)
     kube.forbidden.add("log")
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert (status.state, status.step) == ("running", None)
 
 
@@ -301,7 +304,7 @@ def test_pods_without_index_are_ignored(kube: KubeServer) -> None:
     labels = {"app": "llmtrain", "llmtrain.dev/run": "demo"}
     reader = {"name": "demo-reader", "namespace": "team", "labels": labels}
     kube.add({"apiVersion": "v1", "kind": "Pod", "metadata": reader, "spec": {}, "status": {"phase": "Running"}})
-    assert [pod.index for pod in run_status(run.cluster, run.record).pods] == [0]
+    assert [pod.index for pod in ObservedRun(run.cluster, run.record).status.pods] == [0]
 
 
 def test_all_status_needs_few_requests(kube: KubeServer) -> None:
@@ -315,7 +318,7 @@ def test_all_status_needs_few_requests(kube: KubeServer) -> None:
     kube.requests.clear()
     started = time.monotonic()
     statuses = all_status(kube.cluster(), "team")
-    assert time.monotonic() - started < 5  # 0.1 s without load
+    assert time.monotonic() - started < limit(5)  # 0.1 s without load
     assert {(each.run_id, each.state, each.step) for each in statuses} == {
         ("gone", "incomplete", None),
         *((f"run-{number}", "running", number + 1) for number in range(4)),
@@ -352,7 +355,7 @@ def test_failed_init_container(kube: KubeServer) -> None:
     run.pod(0, waiting("PodInitializing"))
     row = {"name": "prefetch", "state": ended(65), "restartCount": 0}
     kube.change("Pod", run.pods[0], {"status": {"initContainerStatuses": [row], "phase": "Failed"}})
-    pod = run_status(run.cluster, run.record).pods[0]
+    pod = ObservedRun(run.cluster, run.record).status.pods[0]
     assert (pod.phase, pod.exit_code, pod.reason) == ("Failed", 65, "Error")
 
 
@@ -393,10 +396,10 @@ def test_overdue_pods_do_not_delay_the_final_state(kube: KubeServer, ended_as: s
     for seconds, expected in ((600, "stopping"), (-5, "stopping"), (-3600, state)):
         for index in (0, 1):
             set_deletion(kube, run.pods[index], seconds)
-        assert run_status(run.cluster, run.record).state == expected
+        assert ObservedRun(run.cluster, run.record).status.state == expected
         assert [status.state for status in all_status(run.cluster, "team")] == [expected]
     set_deletion(kube, run.pods[1], 600)
-    assert run_status(run.cluster, run.record).state == "stopping", "one pod is still saving"
+    assert ObservedRun(run.cluster, run.record).status.state == "stopping", "one pod is still saving"
 
 
 def test_old_run_with_only_overdue_pods_is_removed(kube: KubeServer) -> None:
@@ -404,7 +407,7 @@ def test_old_run_with_only_overdue_pods_is_removed(kube: KubeServer) -> None:
     set_deletion(kube, run.pod(0), -3600)
     kube.remove("Job", "demo")
     kube.change("ConfigMap", "demo-config", {"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}})
-    assert run_status(run.cluster, run.record).state == "removed"
+    assert ObservedRun(run.cluster, run.record).status.state == "removed"
 
 
 def test_recent_run_with_only_overdue_pods_is_removed(kube: KubeServer) -> None:
@@ -413,4 +416,27 @@ def test_recent_run_with_only_overdue_pods_is_removed(kube: KubeServer) -> None:
     run.event("SuccessfulCreate", "Created pod")
     set_deletion(kube, run.pod(0), -3600)
     kube.remove("Job", "demo")
-    assert run_status(run.cluster, run.record).state == "removed"
+    assert ObservedRun(run.cluster, run.record).status.state == "removed"
+
+
+@pytest.mark.parametrize("sidecar", [ended(3), ended(137), waiting("CrashLoopBackOff")])
+def test_exit_of_a_native_sidecar_is_not_that_of_the_trainer(kube: KubeServer, sidecar: Object) -> None:
+    """An init container that is restarted runs beside the trainer, and is killed after it."""
+    run = launch(kube)
+    row = {"name": "proxy", "state": sidecar, "restartCount": 2}
+    for index in (0, 1):
+        run.pod(index)
+        kube.change("Pod", run.pods[index], {"status": {"initContainerStatuses": [row]}})
+    status = ObservedRun(run.cluster, run.record).status
+    assert (status.state, status.restarts, [pod.exit_code for pod in status.pods]) == ("starting", 0, [None, None])
+    for index in (0, 1):
+        run.end(index, 65)
+    assert [pod.exit_code for pod in ObservedRun(run.cluster, run.record).status.pods] == [65, 65]
+
+
+def test_failed_init_container_counts_until_the_trainer_has_started(kube: KubeServer) -> None:
+    run = launch(kube)
+    run.pod(0, waiting("PodInitializing"))
+    row = {"name": "prefetch", "state": ended(64), "restartCount": 0}
+    kube.change("Pod", run.pods[0], {"status": {"initContainerStatuses": [row]}})
+    assert ObservedRun(run.cluster, run.record).status.pods[0].exit_code == 64

@@ -37,6 +37,7 @@ from why_runs import (
 )
 
 from kube_server import KubeServer, now
+from llmtrain.commands import cluster_options
 from llmtrain.commands import why as why_command
 from llmtrain.errors import (
     CheckpointError,
@@ -47,10 +48,11 @@ from llmtrain.errors import (
     TrainingFailed,
     UsageError,
 )
-from llmtrain.kubernetes.client import PLURALS
+from llmtrain.kubernetes.client import plural_of
+from llmtrain.launch.pod_task import PodTask
 from llmtrain.launch.record import ENDED_AS, STOPPED_AT
-from llmtrain.launch.work import Work
-from llmtrain.operate.status.run_status import all_status, run_status
+from llmtrain.operate.observed_run import ObservedRun
+from llmtrain.operate.status.all_runs import all_status
 from llmtrain.operate.why import causes, run_reports
 from llmtrain.operate.why import explain as why_module
 from llmtrain.operate.why import stall as stall_module
@@ -185,9 +187,9 @@ def test_stateful_set_ends_without_access_to_logs(kube: KubeServer, code: int) -
     run = launch(kube, "stateful_set")
     for index in (0, 1):
         run.pod(index)
-        assert run_status(run.cluster, run.record).state in ("running", "starting")
+        assert ObservedRun(run.cluster, run.record).status.state in ("running", "starting")
         run.set(index, running(), restarts=1, last=ended(code))
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert (status.state, status.exit_code, status.restarts) == ("failed" if code else "finished", code, 0)
 
 
@@ -311,7 +313,7 @@ def test_suspended_job_is_queued_with_kueue_and_suspended_without(kube: KubeServ
 
 def workload(run: FakeRun, owner: str | None = None, **conditions: str) -> None:
     """The Workload of Kueue; a condition is `status|reason|message`."""
-    job = run.kube.objects[PLURALS[run.kind], "team", run.plan.run_id]
+    job = run.kube.objects[plural_of(run.kind), "team", run.plan.run_id]
     rows = [
         {"type": kind, **dict(zip(("status", "reason", "message"), text.split("|"), strict=True))}
         for kind, text in conditions.items()
@@ -355,9 +357,43 @@ def test_queued_run_shows_what_it_waits_for(kube: KubeServer, kind: str) -> None
     assert "insufficient unused quota for cpu" in found.what
     assert "Preempted: by 7" in shown(found)
     assert "of another" not in shown(found)
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert (status.state, "200m more" in (status.why_short or "")) == ("suspended", True)
     assert [row.why_short for row in all_status(run.cluster, "team") if row.run_id == "demo"] == [status.why_short]
+
+
+def test_failed_sidecar_is_named(kube: KubeServer) -> None:
+    run = launch(kube)
+    for index in (0, 1):
+        run.pod(index)
+        run.end(index, 0)
+    rows = kube.objects["pods", "team", run.pods[1]]["status"]["containerStatuses"]
+    shipper = {"name": "shipper", "state": ended(137, "OOMKilled"), "restartCount": 0}
+    kube.change("Pod", run.pods[1], {"status": {"phase": "Failed", "containerStatuses": [*rows, shipper]}})
+    run.finish("Failed", reason="BackoffLimitExceeded", message="Job has reached the specified backoff limit")
+    found = why(run)
+    assert (found.cause, "shipper of pod 1" in found.what) == ("sidecar_failed", True)
+    assert "OOMKilled" in shown(found)
+
+
+def test_deactivated_workload_is_not_called_waiting(kube: KubeServer) -> None:
+    run = launch(kube, "indexed_job", "launch.queue=gpus")
+    hold_in_queue(run)
+    workload(run, QuotaReserved="False|Inadmissible|The workload is deactivated")
+    kube.add({"kind": "LocalQueue", "metadata": {"name": "gpus"}})
+    kube.change("Workload", "job-demo-1a2b3", {"spec": {"active": False}})
+    found = why(run)
+    assert found.cause == "queued"
+    assert '"active":true' in found.remedy
+
+
+def test_queue_without_a_workload_names_the_priority(kube: KubeServer) -> None:
+    """Kueue creates no Workload if the priority class does not exist; it says so in its own log only."""
+    run = launch(kube, "indexed_job", "launch.queue=gpus", "launch.queue_priority=nosuch")
+    hold_in_queue(run)
+    found = why(run)
+    assert (found.cause, "no Workload" in found.what) == ("queued", True)
+    assert "WorkloadPriorityClass nosuch" in found.remedy
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -368,7 +404,7 @@ def test_missing_queue(kube: KubeServer, kind: str) -> None:
     found = why(run)
     assert found.cause == "queue_not_found"
     assert "--set launch.queue=NAME" in found.remedy
-    assert "nosuch doesn't exist" in (run_status(run.cluster, run.record).why_short or "")
+    assert "nosuch doesn't exist" in (ObservedRun(run.cluster, run.record).status.why_short or "")
 
 
 @pytest.mark.parametrize("plural", ["workloads", "localqueues"])
@@ -384,7 +420,7 @@ def test_queue_that_cannot_be_read(kube: KubeServer, plural: str, is_missing: bo
     assert found.cause == "queued"
     assert ("insufficient" in found.what) == (plural == "localqueues")
     assert any("workloads" in line for line in found.evidence) == (plural == "workloads" and not is_missing)
-    assert run_status(run.cluster, run.record).state == "suspended"
+    assert ObservedRun(run.cluster, run.record).status.state == "suspended"
 
 
 @pytest.mark.parametrize(
@@ -401,7 +437,7 @@ def test_scaled_stateful_set(kube: KubeServer, nodes: str, replicas: int, remedy
     found = why(run)
     assert found.cause == "scaled"
     assert remedy in found.remedy
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert status.state == ("running" if replicas >= most else "restarting" if replicas else "pending")
     assert [pod.index for pod in status.pods] == list(range(min(replicas, most)))
     assert f"scaled to {replicas}" in (status.why_short or "")
@@ -416,7 +452,7 @@ def test_scaled_stateful_set_finishes_with_its_run(kube: KubeServer) -> None:
         run.pod(index)
         run.say(index, IDLE.format(code))
     kube.change("StatefulSet", "demo", {"spec": {"replicas": 3}})
-    status = run_status(run.cluster, run.record)
+    status = ObservedRun(run.cluster, run.record).status
     assert (status.state, status.exit_code) == ("finished", 0)
     assert why(run).cause == "finished"
 
@@ -545,7 +581,7 @@ def test_healthy_run(kube: KubeServer, kind: str) -> None:
 
 
 def test_healthy_run_without_steps(kube: KubeServer) -> None:
-    run = launch(kube, work=Work("command", ("python", "x.py")))
+    run = launch(kube, task=PodTask("command", ("python", "x.py")))
     run.pod(0)
     run.pod(1)
     assert why(run).cause == "healthy"
@@ -695,7 +731,7 @@ def test_sends_one_request_per_kind(kube: KubeServer, make: Callable[[FakeRun], 
     make(run)
     cluster, record = run.cluster, run.record
     kube.requests.clear()
-    explain(cluster, record)
+    explain(ObservedRun(cluster, record))
     asked = kube.asked()
     assert (asked["GET pods"], asked["GET events"], asked["GET jobs/demo"]) == (1, 1, 1)
     assert not any(request.startswith(("POST", "PATCH", "DELETE")) for request in asked)
@@ -706,7 +742,7 @@ def test_sends_one_request_per_kind(kube: KubeServer, make: Callable[[FakeRun], 
 
 def test_why_command(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     run = launch(kube)
-    monkeypatch.setattr(why_command, "connect", lambda *_: run.cluster)
+    monkeypatch.setattr(cluster_options, "connect", lambda *_: run.cluster)
     app = typer.Typer()
     app.command()(why_command.command)
     end(run, 0, 64, *CONFIG)

@@ -9,7 +9,8 @@ from kube_runs import STEP, FakeRun, launch, waiting
 from why_runs import CONFIG, DATA, GONE, JOIN, KINDS, WATCHDOG, end, fail, say, unschedulable_pod, why
 
 from kube_server import KubeServer
-from llmtrain.operate.guard.stalled_pods import find_stalled, replace_stalled
+from llmtrain.operate.observed_run import ObservedRun
+from llmtrain.operate.recover import find_stalled, replace_stalled
 from llmtrain.operate.why import explain as why_module
 from llmtrain.operate.why.snapshot import Stall
 
@@ -90,13 +91,13 @@ def test_hung_rank_that_still_runs_needs_recover(kube: KubeServer, kind: str) ->
     found = why(run)
     assert found.cause == "rank_hung"
     assert "llmtrain recover demo" in found.remedy
-    pods, _ = find_stalled(run.cluster, run.record, 60.0)
+    pods, _ = find_stalled(ObservedRun(run.cluster, run.record), 60.0)
     assert [(pod.name, pod.ranks) for pod in pods] == [(run.pods[1], "1")]
     assert any(line.startswith(f"{run.pods[1]} is still running") for line in found.evidence)
     run.set(1, started(ago_sec=5))
     found = why(run)
     assert (found.cause, "recover" in found.remedy) == ("rank_hung", False), "it was replaced"
-    assert find_stalled(run.cluster, run.record, 60.0)[0] == []
+    assert find_stalled(ObservedRun(run.cluster, run.record), 60.0)[0] == []
 
 
 def stalled_run(kube: KubeServer, monkeypatch: pytest.MonkeyPatch, silent_ranks: list[int]) -> FakeRun:
@@ -124,13 +125,16 @@ def test_ranks_without_heartbeats_are_named_and_replaced(
     names = [run.pods[rank] for rank in ranks]
     assert "llmtrain recover demo" in found.remedy
     assert ", ".join(names) in found.remedy
-    assert find_stalled(run.cluster, run.record, 400.0)[0] == [], "it has logged something since"
-    pods, _ = find_stalled(run.cluster, run.record, 60.0)
+    assert find_stalled(ObservedRun(run.cluster, run.record), 400.0)[0] == [], "it has logged something since"
+    pods, _ = find_stalled(ObservedRun(run.cluster, run.record), 60.0)
     assert [pod.name for pod in pods] == names
-    assert replace_stalled(run.cluster, "team", [replace(pod, uid="of-an-earlier-pod") for pod in pods]) == []
-    assert replace_stalled(run.cluster, "team", pods) == pods
+    assert (
+        replace_stalled(ObservedRun(run.cluster, run.record), [replace(pod, uid="of-an-earlier-pod") for pod in pods])
+        == []
+    )
+    assert replace_stalled(ObservedRun(run.cluster, run.record), pods) == pods
     assert not {("pods", "team", name) for name in names} & set(kube.objects)
-    assert replace_stalled(run.cluster, "team", pods) == []
+    assert replace_stalled(ObservedRun(run.cluster, run.record), pods) == []
 
 
 def test_killed_pod_that_was_deleted(kube: KubeServer) -> None:

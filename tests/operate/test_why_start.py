@@ -67,6 +67,8 @@ def test_unbound_claim(kube: KubeServer) -> None:
     assert (found.cause, "demo-runs" in found.what) == ("claim", True)
     assert 'storageclass.storage.k8s.io "x" not found' in shown(found)
     assert "launch.runs_volume.storage_class" in found.remedy
+    assert "llmtrain delete demo" in found.remedy, "a launch does not change an existing claim"
+    assert "launch.runs_volume.claim=NAME" in found.remedy
 
 
 def test_volume_that_cannot_be_mounted(kube: KubeServer) -> None:

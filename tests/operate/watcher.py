@@ -2,11 +2,12 @@
 
 import io
 import threading
-import time
 from collections.abc import Callable
 
 from kube_runs import FakeRun
 
+from limits import limit, wait_until
+from llmtrain.operate.observed_run import ObservedRun
 from llmtrain.operate.status import watch as follow
 from llmtrain.operate.status.run_status import RunStatus
 
@@ -20,7 +21,7 @@ class Watcher(threading.Thread):
         self.status: RunStatus | None = None
         self.error: Exception | None = None
         self._call: Callable[[], RunStatus] = lambda: follow.follow(
-            run.cluster, run.record, is_terminal=is_terminal, out=self.out, tail=tail, **more
+            ObservedRun(run.cluster, run.record), is_terminal=is_terminal, out=self.out, tail=tail, **more
         )
         self.start()
 
@@ -34,7 +35,7 @@ class Watcher(threading.Thread):
         wait_for(lambda: self.out.getvalue().count(text) >= count, lambda: self.out.getvalue())
 
     def end(self) -> RunStatus:
-        self.join(10)
+        self.join(limit(10))
         assert not self.is_alive(), self.out.getvalue()
         if self.error is not None:
             raise self.error
@@ -51,7 +52,4 @@ class Watcher(threading.Thread):
 
 
 def wait_for(is_true: Callable[[], object], what: Callable[[], str] = str) -> None:
-    deadline = time.monotonic() + 10
-    while not is_true():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.01)
+    wait_until(is_true, 10, what)

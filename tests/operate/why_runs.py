@@ -5,7 +5,8 @@ from typing import Any
 
 from kube_runs import STEP, FakeRun, ended, running, waiting
 
-from llmtrain.distributed.exit_codes import IDLE_MARK, pytorchjob_code
+from llmtrain.distributed.platform_codes import IDLE_MARK, pytorchjob_code
+from llmtrain.operate.observed_run import ObservedRun
 from llmtrain.operate.why.explain import Why, explain
 from llmtrain.runs.exit_report import ExitReport
 
@@ -76,7 +77,7 @@ CRASH = [
 
 
 def why(run: FakeRun) -> Why:
-    return explain(run.cluster, run.record)
+    return explain(ObservedRun(run.cluster, run.record))
 
 
 def shown(found: Why) -> str:

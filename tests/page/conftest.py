@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kube_server import KubeServer, kube_server
+from limits import limit
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ class Served:
     """A page that is served by a thread of the test."""
 
     access: Any
-    hub: Any
+    catalog: Any
     server: Any
     thread: threading.Thread
 
@@ -30,7 +31,7 @@ class Served:
 
     def stop(self) -> None:
         self.server.should_exit = True
-        self.thread.join(10)
+        self.thread.join(limit(10))
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def serve_page() -> Iterator[Callable[..., Served]]:
     """serve_page(root, port=0, key=None, cluster=None, allow_actions=False): the real server in this process."""
     import uvicorn
 
-    from llmtrain.page.hub import Hub
+    from llmtrain.page.run_catalog import RunCatalog
     from llmtrain.page.security import Access
     from llmtrain.page.serve import listen
     from llmtrain.page.server import make_app
@@ -48,12 +49,12 @@ def serve_page() -> Iterator[Callable[..., Served]]:
     def start(root: Path, port: int = 0, key: bytes | None = None, cluster: Any = None, **access: Any) -> Served:
         listener = listen("127.0.0.1", port)
         own = Access(port=listener.getsockname()[1], **({"key": key} if key else {}), **access)
-        hub = Hub(str(root), cluster)
-        config = uvicorn.Config(make_app(hub, own), log_level="error", timeout_graceful_shutdown=1)
+        catalog = RunCatalog(str(root), cluster)
+        config = uvicorn.Config(make_app(catalog, own), log_level="error", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
-        started.append(Served(own, hub, server, thread))
+        started.append(Served(own, catalog, server, thread))
         return started[-1]
 
     yield start

@@ -1,6 +1,5 @@
 """Runs of a cluster in the page: a fake API server for their state, a local process for the reader pod."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,23 +11,24 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("kubernetes")
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "operate"))
 
 from kube_runs import STEP, FakeRun, ended, launch
 from starlette.testclient import TestClient
 
 from demo_runs import make_run, write_rows
 from kube_server import KubeServer
+from limits import wait_until
 from llmtrain.errors import UsageError
 from llmtrain.operate.fetch.reader import reader_pod
+from llmtrain.operate.observed_run import ObservedRun
 from llmtrain.page import actions, cluster_runs, mirror
 from llmtrain.page.actions import possible_actions
 from llmtrain.page.cluster_runs import ClusterRuns
-from llmtrain.page.hub import Hub
 from llmtrain.page.mirror import Mirror
+from llmtrain.page.run_catalog import RunCatalog
 from llmtrain.page.security import Access
 from llmtrain.page.server import make_app
-from near_cluster import NearCluster, near_record
+from local_pods_cluster import LocalPodsCluster, record_of_claim
 
 
 @pytest.fixture
@@ -47,16 +47,12 @@ def runs(run: FakeRun) -> Iterator[ClusterRuns]:
 
 
 def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 120
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.02)
-    return value
+    return wait_until(condition, 120)
 
 
 def client_of(tmp_path: Path, runs: ClusterRuns, **options: Any) -> TestClient:
     access = Access(port=8642, **options)
-    client = TestClient(make_app(Hub(str(tmp_path), runs), access), base_url="http://127.0.0.1:8642")
+    client = TestClient(make_app(RunCatalog(str(tmp_path), runs), access), base_url="http://127.0.0.1:8642")
     client.get("/", params={"token": access.token})
     return client
 
@@ -165,9 +161,9 @@ def test_reader_pod_that_cannot_be_created_is_reported(run: FakeRun, runs: Clust
 def test_mirror_copies_small_files_and_appends_metrics(tmp_path: Path) -> None:
     remote = make_run(tmp_path / "volume", "demo", steps=50, world_size=2)
     (remote / "checkpoints" / "step_50" / "model.safetensors").write_bytes(b"x" * 1000)
-    cluster: Any = NearCluster(tmp_path / "volume")
-    copy = Mirror(cluster, near_record("demo"), tmp_path / "copy")
-    with reader_pod(cluster, near_record("demo")) as reader:
+    cluster: Any = LocalPodsCluster(tmp_path / "volume")
+    copy = Mirror(cluster, record_of_claim("demo"), tmp_path / "copy")
+    with reader_pod(ObservedRun(cluster, record_of_claim("demo"))) as reader:
         copy.read_once(reader)
         assert (copy.run.metrics).read_bytes() == (remote / "metrics.jsonl").read_bytes()
         assert (copy.run.heartbeats / "rank-1.json").exists()
@@ -187,9 +183,9 @@ def test_mirror_copies_small_files_and_appends_metrics(tmp_path: Path) -> None:
 
 def test_mirror_reads_replaced_metrics_from_beginning(tmp_path: Path) -> None:
     remote = make_run(tmp_path / "volume", "demo", steps=50, extras=False)
-    cluster: Any = NearCluster(tmp_path / "volume")
-    copy = Mirror(cluster, near_record("demo"), tmp_path / "copy")
-    with reader_pod(cluster, near_record("demo")) as reader:
+    cluster: Any = LocalPodsCluster(tmp_path / "volume")
+    copy = Mirror(cluster, record_of_claim("demo"), tmp_path / "copy")
+    with reader_pod(ObservedRun(cluster, record_of_claim("demo"))) as reader:
         copy.read_once(reader)
         text = (remote / "metrics.jsonl").read_text()
         replaced = remote / "new"
@@ -203,8 +199,8 @@ def test_mirror_reads_replaced_metrics_from_beginning(tmp_path: Path) -> None:
 def test_mirror_deletes_reader_pod_when_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirror, "ROUND_SEC", 0.05)
     make_run(tmp_path / "volume", "demo", steps=5, extras=False)
-    cluster: Any = NearCluster(tmp_path / "volume")
-    copy = Mirror(cluster, near_record("demo"), tmp_path / "copy")
+    cluster: Any = LocalPodsCluster(tmp_path / "volume")
+    copy = Mirror(cluster, record_of_claim("demo"), tmp_path / "copy")
     run = copy.want(wait_sec=20)
     assert run.metrics.exists()
     assert len(cluster.pods) == 1
@@ -234,14 +230,14 @@ def test_action_on_cluster_run_is_the_command(
     commands: list[list[str]] = []
     monkeypatch.setattr(actions, "_run", lambda words: commands.append(words) or "done")
     run.pod(0)
-    hub = Hub(str(tmp_path), runs)
-    hub.list_since("")
-    assert actions.act(hub, "team/demo", action, "demo") == "done"
+    catalog = RunCatalog(str(tmp_path), runs)
+    catalog.list_since("")
+    assert actions.act(catalog, "team/demo", action, "demo") == "done"
     assert commands[0][:2] == [action, "demo"]
     with pytest.raises(UsageError):
-        actions.act(hub, "team/demo", action, "demo-2")
+        actions.act(catalog, "team/demo", action, "demo-2")
     with pytest.raises(UsageError):
-        actions.act(hub, "team/demo", "resume", "demo")  # it has not ended
+        actions.act(catalog, "team/demo", "resume", "demo")  # it has not ended
     assert len(commands) == 1
 
 
@@ -267,13 +263,13 @@ def test_namespace_with_the_name_of_local_runs(
     statuses = [replace(status, namespace="local") for status in cluster_runs.all_status(run.cluster, "team")]
     monkeypatch.setattr(cluster_runs, "all_status", lambda *_: statuses)
     make_run(tmp_path, "demo", steps=5)
-    hub = Hub(str(tmp_path), runs)
+    catalog = RunCatalog(str(tmp_path), runs)
     try:
-        rows = {row["key"]: row for row in hub.list_since("")["rows"]}
+        rows = {row["key"]: row for row in catalog.list_since("")["rows"]}
         assert set(rows) == {"local/demo", "local./demo"}
         assert possible_actions(rows["local/demo"]) == ["delete"]
-        assert hub.row("local./demo")["pods"] == 2
-        assert "local" in hub.cluster_options("local.")
+        assert catalog.row("local./demo")["pods"] == 2
+        assert "local" in catalog.cluster_options("local.")
     finally:
         runs.close()
 
@@ -289,8 +285,8 @@ def test_full_disk_of_copies_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_p
 
     monkeypatch.setattr(mirror, "Reader", FullReader)
     monkeypatch.setattr(mirror, "RETRY_SEC", 0.0)
-    cluster: Any = NearCluster(tmp_path)
-    copy = Mirror(cluster, near_record("demo"), tmp_path)
+    cluster: Any = LocalPodsCluster(tmp_path)
+    copy = Mirror(cluster, record_of_claim("demo"), tmp_path)
     copy.want(20)
     assert copy.problem
     assert "No space left" in copy.problem["what"]

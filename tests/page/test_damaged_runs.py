@@ -16,12 +16,12 @@ from demo_runs import make_run
 from llmtrain.commands.loss_plot import plot_text, run_curves
 from llmtrain.commands.run_tables import description_lines, run_table
 from llmtrain.page import server, stream
-from llmtrain.page.hub import Hub
 from llmtrain.page.report import report_html
-from llmtrain.page.run_files import is_inside
+from llmtrain.page.run_catalog import RunCatalog
 from llmtrain.page.values import json_text
 from llmtrain.runs.directory import RunDirectory
-from llmtrain.runs.summary import describe, summarize
+from llmtrain.runs.listing import describe, summarize
+from llmtrain.runs.view import RunView
 
 HUGE = 10**400
 """A number that is no float."""
@@ -59,23 +59,27 @@ def test_damaged_file_stops_neither_page_nor_report(case: str, state: str, tmp_p
     bad = make_run(tmp_path, "bad", steps=30, state=state)
     name, text = DAMAGE[case]
     (bad / name).write_text(text)
-    hub, run = Hub(str(tmp_path)), RunDirectory(bad)
-    assert {row["run_id"] for row in _sent(hub.list_since(""))["rows"]} == {"good", "bad"}
+    catalog, run = RunCatalog(str(tmp_path)), RunDirectory(bad)
+    assert {row["run_id"] for row in _sent(catalog.list_since(""))["rows"]} == {"good", "bad"}
     for axis in ("step", "tokens", "time"):
         query = f"axis={axis}&metric=train/loss:100&metric=val/loss:100&smooth=0.9"
-        for curve in _sent(server._curves(hub, _request(query)))["curves"].values():
+        for curve in _sent(server._curves(catalog, _request(query)))["curves"].values():
             assert curve["x"] == sorted(curve["x"])
     for read in (server._sparks, server._config):
-        _sent(read(hub, _request("")))
-    _sent(server._samples(hub, _request("step=30")))
-    for value in (hub.details("local/bad"), hub.ranks("local/bad"), hub.why("local/bad")):
+        _sent(read(catalog, _request("")))
+    _sent(server._samples(catalog, _request("step=30")))
+    for value in (
+        catalog.details("local/bad"),
+        [vars(rank) for rank in catalog.ranks("local/bad")],
+        catalog.why("local/bad"),
+    ):
         _sent(value)
-    events = stream.RunEvents(hub, ["local/bad", "local/good"], "0-0,0-0", True, 0)
+    events = stream.RunEvents(catalog, ["local/bad", "local/good"], "0-0,0-0", True, 0)
     assert all(stream.encode(*event) for event in events._next())
     assert "bad" in report_html([run])
     assert plot_text(run_curves(run), "bad", 80, with_color=False)
-    assert "bad" in run_table([summarize(run)])
-    assert description_lines(describe(run))
+    assert "bad" in run_table([summarize(RunView(run))])
+    assert description_lines(describe(RunView(run)))
 
 
 def _request(query: str) -> Request:
@@ -89,7 +93,7 @@ def _sent(value: Any) -> Any:
 def test_rows_out_of_order_are_sorted_by_step(tmp_path: Path) -> None:
     run = make_run(tmp_path, "bad", steps=1)
     (run / "metrics.jsonl").write_text("".join(row(step=step, time=step) for step in (1, 2, 5, 6, 3, 4, 5)))
-    curve = Hub(str(tmp_path)).metrics("local/bad").curve("train/loss", "step", 100)
+    curve = RunCatalog(str(tmp_path)).metrics("local/bad").curve("train/loss", "step", 100)
     assert curve["x"] == [1, 2, 3, 4, 5, 5, 6]
 
 
@@ -97,8 +101,8 @@ def test_directory_that_may_not_be_read_does_not_hide_others(tmp_path: Path, mon
     """Tests may run as root, who may read everything."""
     make_run(tmp_path, "good", steps=5)
     private = make_run(tmp_path, "private", steps=5)
-    hub = Hub(str(tmp_path))
-    assert len(hub.list_since("")["rows"]) == 2
+    catalog = RunCatalog(str(tmp_path))
+    assert len(catalog.list_since("")["rows"]) == 2
     own_stat = os.stat
 
     def stat(path: Any, *words: Any, **options: Any) -> os.stat_result:
@@ -107,7 +111,7 @@ def test_directory_that_may_not_be_read_does_not_hide_others(tmp_path: Path, mon
         return own_stat(path, *words, **options)
 
     monkeypatch.setattr(os, "stat", stat)
-    for again in (hub, Hub(str(tmp_path))):
+    for again in (catalog, RunCatalog(str(tmp_path))):
         again.local._refreshed_at = -10.0
         assert "good" in [row["run_id"] for row in again.list_since("")["rows"]]
 
@@ -118,8 +122,8 @@ def test_links_out_of_run_directory_show_no_config(tmp_path: Path) -> None:
     secret.write_text("users: [{token: secret-value}]\n")
     (run / "config.yaml").unlink()
     (run / "config.yaml").symlink_to(secret)
-    hub = Hub(str(tmp_path / "runs"))
-    assert server._config(hub, Request({"type": "http", "headers": [], "query_string": b"key=local/one"})) == {
+    catalog = RunCatalog(str(tmp_path / "runs"))
+    assert server._config(catalog, Request({"type": "http", "headers": [], "query_string": b"key=local/one"})) == {
         "config": {}
     }
     assert "secret-value" not in report_html([RunDirectory(run)])
@@ -129,22 +133,22 @@ def test_loop_of_links_is_not_inside(tmp_path: Path) -> None:
     run = RunDirectory(make_run(tmp_path, "one", steps=5))
     (run.path / "a").symlink_to(run.path / "b")
     (run.path / "b").symlink_to(run.path / "a")
-    assert not is_inside(run, run.path / "a" / "c")
+    assert not RunView(run).is_inside(run.path / "a" / "c")
 
 
 def test_position_of_client_is_not_repeated(tmp_path: Path) -> None:
     """Text after a line break in it would be events."""
     (make_run(tmp_path, "one", steps=5) / "metrics.jsonl").unlink()
     for position in ("1-f\n\nevent: x\ndata: 1", "x" * 50_000, "-", "1" * 39 + "-0", ";" + "9" * 50):
-        events = stream.RunEvents(Hub(str(tmp_path)), ["local/one"], position, False, None)
+        events = stream.RunEvents(RunCatalog(str(tmp_path)), ["local/one"], position, False, None)
         assert all(len(sent[2]) < 100 and sent[2].isprintable() for sent in events._next())
 
 
 def test_damaged_version_of_client_reads_everything(tmp_path: Path) -> None:
     make_run(tmp_path, "one", steps=5)
-    hub = Hub(str(tmp_path))
-    for version in (f"{hub.id}.{'1' * 5000}.0", f"{hub.id}.x.0", "....", f"{hub.id}.²."):
-        assert hub.list_since(version)["is_all"] is True
+    catalog = RunCatalog(str(tmp_path))
+    for version in (f"{catalog.id}.{'1' * 5000}.0", f"{catalog.id}.x.0", "....", f"{catalog.id}.²."):
+        assert catalog.list_since(version)["is_all"] is True
 
 
 def test_report_of_directory_with_other_name(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from xml.etree import ElementTree
 import pytest
 
 from demo_runs import HOSTILE, make_run
+from llmtrain.config.document import dump_document
+from llmtrain.config.load import load_config
 from llmtrain.page.report import MAX_BYTES, report_html
 from llmtrain.page.values import plain
 from llmtrain.runs.directory import RunDirectory
@@ -29,13 +31,18 @@ def data_of(text: str) -> dict[str, Any]:
     return value
 
 
-def dom_after_scripts(page: Path, home: Path) -> str:
+def dom_after_scripts(page: Path, home: Path, width: int = 1440) -> str:
     """The page as Chromium has it once its scripts have run, opened from disk without any network."""
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", f"--user-data-dir={home}"]
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=5000",
+        f"--user-data-dir={home}",
+        f"--window-size={width},900",
+    ]
     cut = ["--host-resolver-rules=MAP * ~NOTFOUND", "--proxy-server=127.0.0.1:9"]
-    done = subprocess.run(
-        [str(CHROMIUM), *options, *cut, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=110
-    )
+    done = subprocess.run([str(CHROMIUM), *options, *cut, "--dump-dom", page.as_uri()], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -99,6 +106,47 @@ def test_damaged_and_empty_runs_have_a_report(tmp_path: Path) -> None:
     assert [len(run["curves"].get("train/loss", {"x": []})["x"]) for run in runs] == [30, 0]
 
 
+def test_config_of_report_has_no_derived_values(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "first", steps=20, extras=False)
+    config = load_config("gpt_stdlib", ["run.threads=2", "trainer.lr=0.003"]).with_values("output", run_id="first")
+    (run / "config.yaml").write_text(dump_document(config.as_dict()))
+    (shown,) = data_of(report_html([RunDirectory(run)]))["runs"]
+    assert shown["changed"]["trainer.lr"] == 0.003
+    assert shown["changed"]["model.d_model"] == config.as_dict()["model"]["d_model"]
+    derived = {"model.d_ff", "model.n_heads", "trainer.momentum", "run.threads", "output.run_id"}
+    assert derived & shown["changed"].keys() == set()
+    assert derived <= shown["config"].keys(), "they are among all fields"
+
+
+@needs_chromium
+def test_report_of_two_runs_has_common_fields_once_and_no_derived_differences(tmp_path: Path) -> None:
+    runs = []
+    for number in (1, 2):
+        run = make_run(tmp_path, f"run-{number}", steps=20, seed=number, extras=False)
+        config = load_config("gpt_stdlib", [f"model.d_model={128 * number}", "trainer.lr=0.003"])
+        (run / "config.yaml").write_text(dump_document(config.with_values("output", run_id=run.name).as_dict()))
+        runs.append(RunDirectory(run))
+    page = tmp_path / "two.html"
+    page.write_text(report_html(runs))
+    shown = dom_after_scripts(page, tmp_path / "home").split('id="data"')[0]
+    shown = re.sub(r"<details>.*?</details>", "", shown, flags=re.S)
+    assert shown.count("trainer.lr") == 1
+    assert shown.count("model.d_model") == 1
+    assert "model.d_ff" not in shown
+    assert "output.run_id" not in shown
+
+
+@needs_chromium
+def test_report_folds_details_on_a_phone(tmp_path: Path) -> None:
+    runs = [RunDirectory(make_run(tmp_path, run_id, steps=20, extras=False)) for run_id in ("first", "second")]
+    page = tmp_path / "two.html"
+    page.write_text(report_html(runs))
+    for width, is_open in ((390, False), (1440, True)):
+        shown = dom_after_scripts(page, tmp_path / f"home-{width}", width).split('id="data"')[0]
+        folded = re.findall(r'<details class="folded"[^>]*>', shown)
+        assert [" open" in tag for tag in folded] == [is_open] * 3, "the common config, and the files of each run"
+
+
 @needs_chromium
 def test_report_opens_from_disk_without_network(tmp_path: Path) -> None:
     first = RunDirectory(make_run(tmp_path, "first", steps=300, world_size=4))
@@ -108,8 +156,9 @@ def test_report_opens_from_disk_without_network(tmp_path: Path) -> None:
         page.write_text(report_html(runs))
         dom = dom_after_scripts(page, tmp_path / "home")
         shown = dom.split('id="data"')[0]
-        assert shown.count("<canvas") == 6, "the charts are drawn"
+        assert shown.count("<canvas") == 8, "the charts are drawn"
         assert "300 of 300 points" in shown or name == "two"
+        assert "Tokens/s, last" in shown
         assert "<title>ran" not in dom, "a script in the data has run"
         assert shown.count("first") >= 1
         assert ("&lt;script&gt;" in shown) is True, "hostile text is shown as text"
@@ -151,6 +200,7 @@ class TestCommand:
             root = ElementTree.fromstring((workdir / name).read_text())
             assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) >= 2
         assert "| Best validation loss |" in text
+        assert "| Tokens per second, last |" in text
 
     def test_hostile_text_in_markdown_is_escaped(self, cli: Cli, workdir: Path) -> None:
         make_run(workdir / "runs", "first", steps=40, state="failed", message=f"{HOSTILE} | x")

@@ -14,7 +14,7 @@ pytest.importorskip("uvicorn")
 from starlette.testclient import TestClient
 
 from demo_runs import make_run
-from llmtrain.page.hub import Hub
+from llmtrain.page.run_catalog import RunCatalog
 from llmtrain.page.security import MAX_AGE_SEC, Access, session_key
 from llmtrain.page.server import make_app
 
@@ -31,7 +31,7 @@ def access() -> Access:
 @pytest.fixture
 def client(tmp_path: Path, access: Access) -> Iterator[TestClient]:
     make_run(tmp_path, "first", steps=20)
-    with TestClient(make_app(Hub(str(tmp_path)), access), base_url=BASE, follow_redirects=False) as client:
+    with TestClient(make_app(RunCatalog(str(tmp_path)), access), base_url=BASE, follow_redirects=False) as client:
         yield client
 
 
@@ -62,7 +62,7 @@ def test_token_is_exchanged_for_strict_cookie(client: TestClient, access: Access
 
 def test_cookie_is_secure_with_tls(tmp_path: Path) -> None:
     access = Access(port=8642, is_tls=True)
-    with TestClient(make_app(Hub(str(tmp_path)), access), base_url="https://127.0.0.1:8642") as client:
+    with TestClient(make_app(RunCatalog(str(tmp_path)), access), base_url="https://127.0.0.1:8642") as client:
         assert "secure" in client.get("/", params={"token": access.token}).headers["set-cookie"].lower()
 
 
@@ -160,9 +160,11 @@ def test_page_has_no_inline_script_or_style(repo: Path) -> None:
 def test_cookie_survives_restart_with_same_key(inside: TestClient, tmp_path: Path, access: Access) -> None:
     again = Access(port=8642, key=access.key)
     assert again.token != access.token
-    with TestClient(make_app(Hub(str(tmp_path)), again), base_url=BASE, cookies=inside.cookies) as client:
+    with TestClient(make_app(RunCatalog(str(tmp_path)), again), base_url=BASE, cookies=inside.cookies) as client:
         assert client.get("/api/runs").status_code == 200
-    with TestClient(make_app(Hub(str(tmp_path)), Access(port=8642)), base_url=BASE, cookies=inside.cookies) as client:
+    with TestClient(
+        make_app(RunCatalog(str(tmp_path)), Access(port=8642)), base_url=BASE, cookies=inside.cookies
+    ) as client:
         assert client.get("/api/runs").status_code == 401
 
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,19 @@ import anyio
 from starlette.testclient import TestClient
 
 from demo_runs import HOSTILE, hold_lock, make_run, write_heartbeats, write_rows
-from llmtrain.page import actions, collect, local_runs, log_file, stream
-from llmtrain.page.hub import Hub, NotFound, Shared
+from fork_server import IN_BACKGROUND
+from limits import limit, wait_until
+from llmtrain.core.install import install_command
+from llmtrain.page import actions, local_runs, log_file, run_values, stream
 from llmtrain.page.local_runs import LocalRuns
+from llmtrain.page.run_catalog import NotFound, RunCatalog, Shared
 from llmtrain.page.security import CSRF_HEADER, Access
 from llmtrain.page.server import make_app
 from llmtrain.page.stream import RunEvents
+from llmtrain.runs.compare import compare
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.lock import RunLock
+from llmtrain.runs.view import RunView
 
 BASE = "http://127.0.0.1:8642"
 
@@ -42,7 +48,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def client_of(root: Path, **options: Any) -> TestClient:
     access = Access(port=8642, **options)
-    client = TestClient(make_app(Hub(str(root)), access), base_url=BASE)
+    client = TestClient(make_app(RunCatalog(str(root)), access), base_url=BASE)
     client.get("/", params={"token": access.token})
     return client
 
@@ -60,11 +66,11 @@ def rows_of(client: TestClient) -> dict[str, dict[str, Any]]:
 
 
 def test_list_names_state_and_cause(client: TestClient, root: Path) -> None:
-    for state in ("finished", "running", "interrupted", "failed", "crashed"):
+    for state in ("finished", "running", "interrupted", "failed", "killed"):
         make_run(root, f"a-{state}", steps=40, max_steps=80, state=state)
     rows = rows_of(client)
     assert {name.removeprefix("a-"): row["state"] for name, row in rows.items()} == {
-        state: state for state in ("finished", "running", "interrupted", "failed", "crashed")
+        state: state for state in ("finished", "running", "interrupted", "failed", "killed")
     }
     failed = rows["a-failed"]
     assert failed["why"] == "Loss is not finite in step 70."
@@ -99,7 +105,7 @@ def test_missing_root_is_a_problem_and_not_an_error(client: TestClient) -> None:
 
 def test_validation_loss_far_from_end_is_found(root: Path) -> None:
     run = make_run(root, "long", steps=3000, max_steps=20_000, extras=False)  # evaluated every 1,000 steps
-    assert collect.run_row(RunDirectory(run))["val_loss"] is not None
+    assert run_values.run_row(RunView(RunDirectory(run)))["val_loss"] is not None
 
 
 def test_gpu_hours_of_two_starts(root: Path) -> None:
@@ -114,11 +120,64 @@ def test_gpu_hours_of_two_starts(root: Path) -> None:
     for generation, at in ((1, "2026-01-01T01:00:00Z"), (2, "2026-01-01T02:30:00Z")):
         path = run / "exits" / f"2026010{generation}-x-0.json"
         path.write_text(json.dumps({**report, "generation": generation, "time": at}))
-    row = collect.run_row(RunDirectory(run))
+    row = run_values.run_row(RunView(RunDirectory(run)))
     assert row["gpu_hours"] == 6.0  # (1 h + 0.5 h) x 4
     assert row["restarts"] == 1
-    starts = collect.run_details(RunDirectory(run))["generations"]
+    starts = run_values.run_details(RunView(RunDirectory(run)))["generations"]
     assert [start["until"] - start["started"] for start in starts] == [3600, 1800]
+
+
+def test_rows_have_the_cost_where_prices_are_given(root: Path) -> None:
+    priced = make_run(
+        root, "priced", steps=7200, step_sec=1, prices="{gpu_hour: {h200: 3.0}, currency: EUR}", extras=False
+    )
+    row = run_values.run_row(RunView(RunDirectory(priced)))
+    assert row["cost"] == pytest.approx(6.0, abs=0.02)  # 2 h
+    assert (row["cost_projected"], row["currency"]) == (None, "EUR")
+    row = run_values.run_row(RunView(RunDirectory(make_run(root, "plain", extras=False))))
+    assert (row["cost"], row["cost_projected"], row["currency"]) == (None, None, None)
+
+
+def test_rows_have_what_distinguishes_runs(root: Path) -> None:
+    run = make_run(root, "first", steps=40, lr=2e-3, seed=7, extras=False, started=time.time() - 3600)
+    row = run_values.run_row(RunView(RunDirectory(run)))
+    shown = {name: row[name] for name in ("lr", "seed", "parameters", "model", "dataset")}
+    assert shown == {"lr": 2e-3, "seed": 7, "parameters": 124_000_000, "model": "gpt", "dataset": "data/web.txt"}
+    assert row["seconds"] == pytest.approx(25, abs=1)  # until its last row
+    (run / "config.yaml").unlink()
+    row = run_values.run_row(RunView(RunDirectory(run)))
+    assert [row[name] for name in shown] == [None, None, 124_000_000, None, None]
+
+
+def test_best_validation_loss_is_that_of_the_best_evaluation(root: Path) -> None:
+    run = make_run(root, "first", steps=10, max_steps=1000, state="interrupted", extras=False)
+    with (run / "metrics.jsonl").open("a") as file:
+        for step, loss, is_best in ((50, 3.0, 1.0), (100, 2.0, 1.0), (150, 2.5, 0.0)):
+            file.write(json.dumps({"step": step, "val/loss": loss, "val/is_best": is_best, "time": 0}) + "\n")
+    row = run_values.run_row(RunView(RunDirectory(run)))
+    assert (row["val_loss"], row["best_val_loss"]) == (2.5, 2.0)
+
+
+def test_groups_have_mean_deviation_and_number_as_runs_compare_has_them(client: TestClient, root: Path) -> None:
+    for lr in (3e-4, 1e-3):
+        for seed in (1, 2):
+            make_run(root, f"lr{lr * 1e4:.0f}-{seed}", steps=40, lr=lr, seed=seed, extras=False)
+    make_run(root, "other", steps=40, lr=0.5, state="failed", extras=False)
+    empty = make_run(root, "damaged", steps=40, extras=False)
+    (empty / "config.yaml").write_text("{")
+    answer = client.get("/api/groups", params={"field": "trainer.lr", "text": "lr"}).json()
+    assert answer["fields"] == ["run.seed", "trainer.lr"]
+    runs = [RunDirectory(root / name) for name in ("lr3-1", "lr3-2", "lr10-1", "lr10-2")]
+    expected = compare(runs, ["trainer.lr"])
+    assert answer["best"]["values"] == expected["best"]["values"] == {"trainer.lr": 0.001}
+    for group, own in zip(answer["groups"], expected["groups"], strict=True):
+        assert (group["values"], sorted(group["run_ids"]), group["n"]) == (own["values"], sorted(own["run_ids"]), 2)
+        for name in ("train_loss", "val_loss"):
+            assert group[name] == pytest.approx(own[name])
+    assert client.get("/api/groups", params={"field": "trainer.lr"}).json()["without_config"] == 1
+    only_failed = client.get("/api/groups", params={"field": "trainer.lr", "state": "failed"}).json()
+    assert [group["run_ids"] for group in only_failed["groups"]] == [["other"]]
+    assert client.get("/api/groups", params={"field": "no.such"}).json()["groups"] == []
 
 
 @pytest.mark.parametrize(
@@ -156,6 +215,17 @@ def test_curves_say_how_many_points(client: TestClient, root: Path) -> None:
     zoomed = client.get("/api/curves", params={**query, "from": 1000, "to": 1150}).json()["curves"]["train/loss"]
     assert zoomed["total"] == 151
     assert len(zoomed["x"]) >= 151
+
+
+@pytest.mark.parametrize("steps", [12, 40, 2000])
+def test_smoothing_is_exact_if_asked_for_and_fits_the_curve_if_not(client: TestClient, root: Path, steps: int) -> None:
+    make_run(root, "one", steps=steps, extras=False)
+    query = {"key": "local/one", "metric": "train/loss:100"}
+    curve = client.get("/api/curves", params=query).json()["curves"]["train/loss"]
+    assert curve.get("smooth", {"weight": 0})["weight"] == (0.9 if steps == 2000 else 0)
+    exact = client.get("/api/curves", params={**query, "smooth": "0.8"}).json()["curves"]["train/loss"]
+    assert exact["smooth"]["weight"] == 0.8
+    assert exact["smooth"]["y"] != exact["y"]
 
 
 @pytest.mark.parametrize("axis", ["tokens", "time"])
@@ -196,7 +266,7 @@ def test_why_has_cause_evidence_and_remedy(client: TestClient, root: Path) -> No
 def test_why_names_silent_rank_of_running_run(root: Path) -> None:
     run = make_run(root, "stuck", steps=20, state="running", world_size=4)
     write_heartbeats(run, 4, 20, time.time(), silent=(2,))
-    why = collect.why(RunDirectory(run))
+    why = run_values.why(RunView(RunDirectory(run)))
     assert why is not None
     assert (why["cause"], len(why["evidence"])) == ("rank_silent", 1)
     assert "rank 2" in why["what"]
@@ -209,12 +279,19 @@ def test_details_have_checkpoints_commands_and_samples(client: TestClient, root:
         ("step_50", False, 497_761_032),
         ("step_100", True, 497_761_032),
     ]
-    assert [row["what"] for row in details["commands"]] == ["Resume", "Generate text", "Export"]
+    assert [row["what"] for row in details["commands"]] == ["Generate text", "Export"]  # a resume would only say so
     assert details["logs"] == [0, 1]
+    assert details["has_end_sample"]
+    (sample,) = client.get("/api/samples", params={"key": "local/one", "step": "end"}).json()["samples"]
+    assert sample == {"prompt": "Once upon a time", "answer": "there was a model that had finished."}
     (sample,) = client.get("/api/samples", params={"key": "local/one", "step": 100}).json()["samples"]
     assert HOSTILE in sample["answer"]
     config = client.get("/api/config", params={"key": "local/one"}).json()["config"]
     assert config["trainer.max_steps"] == 100
+    make_run(root, "two", steps=70, state="failed")
+    details = client.get("/api/run", params={"key": "local/two"}).json()["details"]
+    assert [row["what"] for row in details["commands"]] == ["Resume", "Generate text", "Export"]
+    assert not details["has_end_sample"]
 
 
 # Logs.
@@ -265,10 +342,10 @@ def next_events(events: RunEvents) -> dict[str, Any]:
 
 def test_stream_sends_only_new_rows_and_resumes_by_offset(root: Path) -> None:
     run = make_run(root, "one", steps=50, state="running")
-    hub = Hub(str(root))
-    hub.local.refresh()
-    start = hub.metrics("local/one").position
-    events = RunEvents(hub, ["local/one"], start, False, None)
+    catalog = RunCatalog(str(root))
+    catalog.local.refresh()
+    start = catalog.metrics("local/one").position
+    events = RunEvents(catalog, ["local/one"], start, False, None)
     assert set(next_events(events)) == {"row", "details"}
     assert next_events(events) == {}
     write_rows(run, 51, 53, 0.0, 0.5, 6e-4, 1000)
@@ -276,15 +353,15 @@ def test_stream_sends_only_new_rows_and_resumes_by_offset(root: Path) -> None:
     assert rows["train"]["step"] == [51, 52, 53]
     assert (rows["begin"], rows["end"]) == (int(start.split("-")[0]), int(position.split("-")[0]))
     write_rows(run, 54, 54, 0.0, 0.5, 6e-4, 1000)  # while the laptop is closed
-    later = RunEvents(Hub(str(root)), ["local/one"], position, False, None)  # and the server was restarted
-    later._hub.local.refresh()
+    later = RunEvents(RunCatalog(str(root)), ["local/one"], position, False, None)  # and the server was restarted
+    later._catalog.local.refresh()
     assert next_events(later)["rows"][0]["train"]["step"] == [54]
 
 
 def test_stream_without_position_begins_at_end(root: Path) -> None:
     run = make_run(root, "one", steps=50, state="running")
-    hub = Hub(str(root))
-    events = RunEvents(hub, ["local/one"], "", False, None)
+    catalog = RunCatalog(str(root))
+    events = RunEvents(catalog, ["local/one"], "", False, None)
     assert "rows" not in next_events(events)
     write_rows(run, 51, 51, 0.0, 0.5, 6e-4, 1000)
     assert next_events(events)["rows"][0]["train"]["step"] == [51]
@@ -292,8 +369,8 @@ def test_stream_without_position_begins_at_end(root: Path) -> None:
 
 def test_stream_sends_reset_after_too_many_rows_and_replaced_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(root, "one", steps=50, state="running", extras=False)
-    hub = Hub(str(root))
-    events = RunEvents(hub, ["local/one"], hub.metrics("local/one").position, False, None)
+    catalog = RunCatalog(str(root))
+    events = RunEvents(catalog, ["local/one"], catalog.metrics("local/one").position, False, None)
     next_events(events)
     monkeypatch.setattr(stream, "MAX_NEW_BYTES", 2000)
     write_rows(run, 51, 90, 0.0, 0.5, 6e-4, 1000)
@@ -305,8 +382,8 @@ def test_stream_sends_reset_after_too_many_rows_and_replaced_file(root: Path, mo
 
 def test_stream_reports_run_that_disappears_once_and_keeps_others(root: Path) -> None:
     gone, kept = make_run(root, "gone", steps=5), make_run(root, "kept", steps=5, state="running")
-    hub = Hub(str(root))
-    events = RunEvents(hub, ["local/gone", "local/kept"], "", False, None)
+    catalog = RunCatalog(str(root))
+    events = RunEvents(catalog, ["local/gone", "local/kept"], "", False, None)
     next_events(events)
     shutil.rmtree(gone)
     write_rows(kept, 6, 6, 0.0, 0.5, 6e-4, 1000)
@@ -316,11 +393,28 @@ def test_stream_reports_run_that_disappears_once_and_keeps_others(root: Path) ->
     assert next_events(events) == {}
 
 
+def test_stream_sends_row_of_unchanged_run_that_returns(root: Path) -> None:
+    """Only a row clears the notice that the run is not here."""
+    run = make_run(root, "one", steps=5)
+    catalog = RunCatalog(str(root))
+    events = RunEvents(catalog, ["local/one"], "", False, None)
+    row = next_events(events)["row"][0]
+    for hidden in (run, root):
+        away = hidden.with_name("away")
+        hidden.rename(away)
+        catalog.local._refreshed_at = -local_runs.REFRESH_SEC
+        assert "problem" in next_events(events)
+        away.rename(hidden)
+        catalog.local._refreshed_at = -local_runs.REFRESH_SEC
+        assert next_events(events)["row"][0] == row
+        assert next_events(events) == {}
+
+
 def test_stream_follows_log_by_offset(root: Path) -> None:
     run = make_run(root, "one", steps=5, state="running")
-    hub = Hub(str(root))
+    catalog = RunCatalog(str(root))
     log = run / "logs" / "train.log"
-    events = RunEvents(hub, ["local/one"], f";{log.stat().st_size}", False, 0)
+    events = RunEvents(catalog, ["local/one"], f";{log.stat().st_size}", False, 0)
     assert "log" not in next_events(events)
     with log.open("a") as file:
         file.write(f"one {HOSTILE}\ntwo\nincompl")
@@ -331,7 +425,7 @@ def test_stream_follows_log_by_offset(root: Path) -> None:
 
 def test_ranks_are_compact(root: Path) -> None:
     run = make_run(root, "big", steps=20, state="running", world_size=512)
-    events = RunEvents(Hub(str(root)), ["local/big"], "", True, None)
+    events = RunEvents(RunCatalog(str(root)), ["local/big"], "", True, None)
     ranks = next_events(events)["ranks"][0]
     assert ranks["rank"] == list(range(512))
     assert len(ranks["hosts"]) == 64
@@ -347,14 +441,14 @@ def test_stream_over_http_has_ids(root: Path, serve_page: Callable[..., Any]) ->
     with httpx2.Client(base_url=page.base) as client:
         client.get("/", params={"token": page.access.token})
         query = {"view": "run", "key": "local/one", "from": "0-0"}
-        with client.stream("GET", "/api/stream", params=query, timeout=10) as response:
+        with client.stream("GET", "/api/stream", params=query, timeout=limit(10)) as response:
             assert response.headers["content-type"].startswith("text/event-stream")
             lines = _until_event(response.iter_lines(), "rows")
-        position = page.hub.metrics("local/one").position
+        position = page.catalog.metrics("local/one").position
         assert f"id: {position}" in lines
         write_rows(root / "one", 6, 6, 0.0, 0.5, 6e-4, 1000)
         headers = {"last-event-id": position}  # as a browser that reconnects sends it
-        with client.stream("GET", "/api/stream", params=query, headers=headers, timeout=10) as response:
+        with client.stream("GET", "/api/stream", params=query, headers=headers, timeout=limit(10)) as response:
             later = _until_event(response.iter_lines(), "rows")
     data = next(line for line, before in zip(later[1:], later, strict=False) if before == "event: rows")
     assert json.loads(data.removeprefix("data: "))["train"]["step"] == [6]
@@ -482,11 +576,11 @@ def test_interrupted_run_is_resumed_and_stopped_again(
         assert response.status_code == 200, response.text
 
     def until(state: str, step: int) -> int:
-        deadline = time.monotonic() + 200
-        while (row := rows_of(client).get("one", {"state": "", "step": 0}))["state"] != state or row["step"] <= step:
-            assert time.monotonic() < deadline, row
-            time.sleep(0.2)
-        return int(row["step"])
+        def reached() -> int:
+            row = rows_of(client).get("one", {"state": "", "step": 0})
+            return int(row["step"]) if row["state"] == state and row["step"] > step else 0
+
+        return wait_until(reached, 200)
 
     with subprocess.Popen([sys.executable, "-m", "llmtrain", "train", "--config", "gpt_smoke", *sets]) as process:
         until("running", 4)
@@ -515,6 +609,29 @@ def test_command_reports_port_in_use(cli: Callable[..., Any], serve_page: Callab
     assert str(port) in done.err
 
 
+def test_command_prints_url_as_json(tmp_path: Path) -> None:
+    words = ("page", "--json", "--no-open", "--no-cluster", "--port", "0", "--root", str(tmp_path))
+    command = subprocess.Popen(
+        [sys.executable, "-m", "llmtrain", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+    )
+    try:
+        assert command.stdout
+        value = json.loads(command.stdout.readline())
+        assert value.keys() == {"url", "port", "root", "allow_actions"}
+        assert value["port"] > 0
+        browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        assert browser.open(value["url"], timeout=limit(60)).status == 200
+        command.send_signal(signal.SIGTERM)
+        assert command.stdout.read() == "", "one object"
+        assert command.wait(60) == 0
+    finally:
+        command.kill()
+        command.wait()
+
+
 def test_command_without_extra_names_it(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
@@ -524,7 +641,7 @@ def test_command_without_extra_names_it(cli: Callable[..., Any], monkeypatch: py
     )
     done = cli("page", "--no-open")
     assert done.code == 64
-    assert "llmtrain[page]" in done.err
+    assert install_command("page") in done.err
 
 
 def test_command_without_browser_says_so(
@@ -547,7 +664,7 @@ def test_command_without_browser_says_so(
         return False
 
     def run(self: uvicorn.Server, sockets: list[Any]) -> None:  # noqa: ARG001
-        has_asked.wait(20)
+        has_asked.wait(limit(20))
         signal.raise_signal(signal.SIGTERM)  # which the server raises again at its end
 
     monkeypatch.setattr(webbrowser, "get", lambda: webbrowser.BackgroundBrowser("none"))
@@ -585,13 +702,13 @@ def test_browser_of_the_terminal_is_not_started(
 
 def test_streams_end_with_the_server(root: Path) -> None:
     make_run(root, "one", steps=5)
-    hub = Hub(str(root))
+    catalog = RunCatalog(str(root))
 
     async def read_all() -> int:
-        streams = stream.ListEvents(hub, "").stream(), RunEvents(hub, ["local/one"], "", False, None).stream()
+        streams = stream.ListEvents(catalog, "").stream(), RunEvents(catalog, ["local/one"], "", False, None).stream()
         return sum([len([event async for event in each]) for each in streams])
 
-    hub.is_closing = True
+    catalog.is_closing = True
     assert anyio.run(read_all) == 0
 
 
@@ -600,12 +717,12 @@ def test_slow_reading_delays_only_its_own_key() -> None:
 
     def read_slowly() -> str:
         is_waiting.set()
-        may_end.wait(20)
+        may_end.wait(limit(20))
         return "slow"
 
     thread = threading.Thread(target=shared.get, args=("slow", read_slowly))
     thread.start()
-    is_waiting.wait(20)
+    is_waiting.wait(limit(20))
     assert shared.get("fast", lambda: "fast") == "fast"
     may_end.set()
     thread.join()
@@ -614,24 +731,26 @@ def test_slow_reading_delays_only_its_own_key() -> None:
 
 def test_command_continues_without_usable_kubeconfig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from llmtrain.commands.page import _cluster
+    from llmtrain.core.arguments import ClusterPlace
     from llmtrain.errors import UsageError
 
     broken = tmp_path / "kubeconfig"
     broken.write_text("{}")
     monkeypatch.setenv("KUBECONFIG", str(broken))
-    assert _cluster(None, None, None) is None
+    assert _cluster(ClusterPlace()) is None
     with pytest.raises(UsageError):
-        _cluster(None, "prod", None)
+        _cluster(ClusterPlace(context="prod"))
 
 
 def test_command_serves_until_sigterm_and_leaks_no_token(root: Path, tmp_path: Path) -> None:
+    """Started as by `nohup llmtrain page &` in a script."""
     import urllib.error
     import urllib.request
 
     make_run(root, "one", steps=5)
     environment = {**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
     command = [sys.executable, "-m", "llmtrain", "page", "--root", str(root), "--port", "0", "--no-open"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen([*IN_BACKGROUND, *command], stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout
         url = process.stdout.readline().split()[-1]
@@ -639,8 +758,12 @@ def test_command_serves_until_sigterm_and_leaks_no_token(root: Path, tmp_path: P
             urllib.request.urlopen(url.split("?")[0])
         assert refused.value.code == 401
         assert urllib.request.urlopen(url).status == 200
+        for ignored in (signal.SIGINT, signal.SIGHUP):
+            process.send_signal(ignored)
+        time.sleep(limit(0.5))  # for a server that would end now
+        assert urllib.request.urlopen(url).status == 200
         process.send_signal(signal.SIGTERM)
-        rest, _ = process.communicate(timeout=30)
+        rest, _ = process.communicate(timeout=limit(30))
     finally:
         process.kill()
         process.wait()
@@ -659,4 +782,4 @@ def test_local_runs_ignores_what_is_not_a_run(root: Path) -> None:
     assert [row["run_id"] for row in runs.table.since(0)["rows"]] == ["one"]
     assert runs.find("../runs/one") is None
     with pytest.raises(NotFound):
-        Hub(str(root)).directory("local/two")
+        RunCatalog(str(root)).view("local/two")

@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import shutil
@@ -102,6 +103,16 @@ class TestNewRun:
         assert [run.run_id for run in list_runs(str(root))] == ["one"]
         with refused("no run 'two'"):
             find_run(str(root), "two")
+
+    def test_list_is_in_the_order_of_the_recorded_starts(self, tmp_path: Path) -> None:
+        """A copy changes the times of the files; only a damaged file is sorted by its time."""
+        starts = {"last": "2026-11-18T10:00:02+0000", "first": "2026-11-18T12:00:01+0200", "damaged": "yesterday"}
+        for modified, (name, start) in enumerate(starts.items()):
+            run = RunDirectory(tmp_path / name)
+            run.checkpoints.mkdir(parents=True)
+            run.meta.write_text(json.dumps({"run_id": name, "started_at": start}))
+            os.utime(run.meta, (modified, modified))
+        assert [run.run_id for run in list_runs(str(tmp_path))] == ["damaged", "first", "last"]
 
     def test_list_skips_run_deleted_meanwhile(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("one", "two"):

@@ -6,27 +6,29 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rank_harness import Cli, end_clis, start_cli
 
 from llmtrain.errors import LlmtrainError, PeerLost, TrainingFailed
 from llmtrain.runs.exit_report import MAX_BYTES, ExitReport, parse_report, read_termination_message
 
 
-def node(folder: Path, *words: str, **env: str) -> "subprocess.Popen[str]":
+def node(folder: Path, *words: str, **env: str) -> Cli:
     """`llmtrain node` in a pod whose termination message is a file of this machine."""
     message = folder / "termination-log"
     message.touch()
-    command = [sys.executable, "-m", "llmtrain", "node", *words]
-    rest = {"LLMTRAIN_TERMINATION_LOG": str(message), **env}
-    return subprocess.Popen(
-        command, cwd=folder, env={**os.environ, **rest}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return start_cli("node", *words, env={"LLMTRAIN_TERMINATION_LOG": str(message), **env}, cwd=folder)
+
+
+@pytest.fixture(autouse=True)
+def _end_nodes() -> Iterator[None]:
+    yield
+    end_clis()
 
 
 def report_of(folder: Path) -> ExitReport | None:
@@ -88,22 +90,20 @@ def test_secrets_are_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_config_error_of_a_node_is_reported(tmp_path: Path) -> None:
-    process = node(tmp_path, "--config", "gpt_smoke", "--set", "model.name=gtp")
-    process.communicate(timeout=100)
+    code = node(tmp_path, "--config", "gpt_smoke", "--set", "model.name=gtp").wait()
     report = report_of(tmp_path)
     assert report is not None
-    assert (process.returncode, report.exit_code, report.error) == (64, 64, "ConfigError")
+    assert (code, report.exit_code, report.error) == (64, 64, "ConfigError")
 
 
 def test_report_names_the_rank_that_failed(tmp_path: Path) -> None:
     """Of two processes of a pod; on a platform with codes of its own, where a child is the node."""
     words = ["--config", "gpt_smoke", "--processes-per-node", "2", "--set", "data.name=text_files"]
     words += ["--set", "data.files=missing.txt"]
-    process = node(tmp_path, *words, LLMTRAIN_EXIT_CODES="pytorchjob")
-    process.communicate(timeout=100)
+    code = node(tmp_path, *words, LLMTRAIN_EXIT_CODES="pytorchjob").wait()
     report = report_of(tmp_path)
     assert report is not None
-    assert process.returncode == report.exit_code == 65
+    assert code == report.exit_code == 65
     assert (report.error, report.rank) == ("DataError", 0)
 
 
@@ -111,26 +111,22 @@ def test_sigterm_is_reported(tmp_path: Path) -> None:
     process = node(
         tmp_path, "--config", "gpt_smoke", "--set", "output.run_id=demo", "--set", "trainer.max_steps=100000"
     )
-    while not (tmp_path / "runs" / "demo" / "metrics.jsonl").is_file():
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=100)
+    process.wait_for((tmp_path / "runs" / "demo" / "metrics.jsonl").is_file)
+    process.send(signal.SIGTERM)
+    code = process.wait()
     report = report_of(tmp_path)
     assert report is not None
-    assert (process.returncode, report.exit_code, report.error) == (75, 75, "Interrupted")
+    assert (code, report.exit_code, report.error) == (75, 75, "Interrupted")
 
 
 def test_finished_run_and_other_commands_leave_no_message(tmp_path: Path) -> None:
-    process = node(tmp_path, "--config", "gpt_smoke", "--set", "trainer.max_steps=6")
-    process.communicate(timeout=100)
-    assert (process.returncode, (tmp_path / "termination-log").read_text()) == (0, "")
+    code = node(tmp_path, "--config", "gpt_smoke", "--set", "trainer.max_steps=6").wait()
+    assert (code, (tmp_path / "termination-log").read_text()) == (0, "")
     # What somebody types in the pod is not how the pod ends.
     done = subprocess.run(
         [sys.executable, "-m", "llmtrain", "validate", "--set", "model.name=gtp"],
         env={**os.environ, "LLMTRAIN_TERMINATION_LOG": str(tmp_path / "termination-log")},
         capture_output=True,
-        timeout=100,
     )
     assert (done.returncode, (tmp_path / "termination-log").read_text()) == (64, "")
 
@@ -144,7 +140,6 @@ def test_crash_is_reported_with_its_exception(tmp_path: Path) -> None:
         [sys.executable, "-c", script],
         env={**os.environ, "LLMTRAIN_TERMINATION_LOG": str(tmp_path / "termination-log")},
         capture_output=True,
-        timeout=100,
     )
     report = report_of(tmp_path)
     assert report is not None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtrain.env import LAUNCH
+from llmtrain.core.env import LAUNCH
 from llmtrain.errors import TrainingFailed
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.generations import MAX_CRASHES, begin_generation, end_generation, read_generations

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from llmtrain.core.files import file_sha256
 from llmtrain.errors import UsageError
-from llmtrain.files import file_sha256
+from llmtrain.runs.checksums import CHECKSUMS, checksums_text
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.lock import RunLock
-from llmtrain.runs.manifest import MANIFEST, manifest_text
 from llmtrain.runs.prune import parse_age
 
 MakeRun = Callable[..., RunDirectory]
@@ -30,7 +30,7 @@ def make_run(workdir: Path) -> MakeRun:
             folder.mkdir(parents=True)
             (folder / "model.safetensors").write_bytes(b"x" * 1000)
             files = {"model.safetensors": {"bytes": 1000, "sha256": file_sha256(folder / "model.safetensors")}}
-            (folder / MANIFEST).write_text(manifest_text(files))
+            (folder / CHECKSUMS).write_text(checksums_text(files))
         run.path.mkdir(parents=True, exist_ok=True)
         if steps:
             (run.checkpoints / "latest").write_text(f"step_{steps[-1]}\n")
@@ -100,11 +100,11 @@ def test_checkpoints_keeps_the_newest_and_the_best(cli, make_run: MakeRun) -> No
 def test_checkpoints_keeps_the_newest_intact_one(cli, make_run: MakeRun) -> None:
     run = make_run("aa", steps=(1, 2, 3, 4))
     (run.checkpoints / "step_4" / "model.safetensors").write_bytes(b"y" * 1000)
-    (run.checkpoints / "step_3" / MANIFEST).write_text("[")
+    (run.checkpoints / "step_3" / CHECKSUMS).write_text("[")
     assert cli("runs", "prune", "--checkpoints", "--yes").code == 0
     assert {path.name for path in run.checkpoints.glob("step_*")} == {"step_1", "step_2", "step_4"}
     for name in ("step_1", "step_2"):
-        (run.checkpoints / name / MANIFEST).unlink()
+        (run.checkpoints / name / CHECKSUMS).unlink()
     assert cli("runs", "prune", "--checkpoints", "--yes").code == 0
     assert {path.name for path in run.checkpoints.glob("step_*")} == {"step_1", "step_2", "step_4"}
 

@@ -1,14 +1,19 @@
 """Damaged files of one run are listed in its row, and do not hide other runs."""
 
 import os
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from llmtrain.runs.compare import compare
 from llmtrain.runs.directory import RunDirectory, list_runs
-from llmtrain.runs.summary import describe, summarize_all
+from llmtrain.runs.listing import describe, summarize_all
+from llmtrain.runs.view import RunView
 
 DEEP = "[" * 100_000
 
@@ -96,7 +101,7 @@ def test_damaged_run_does_not_hide_others(
     assert rows["good"]["damaged"] == []
     assert (rows["good"]["step"], rows["good"]["max_steps"], rows["good"]["val_loss"]) == (3, 3, 2.5)
     assert rows["bad"]["damaged"] == ([file] if file else [])
-    assert describe(bad)["run_id"] == "bad"
+    assert describe(RunView(bad))["run_id"] == "bad"
     assert compare([good, bad])["runs"][0]["run_id"] == "good"
 
 
@@ -104,3 +109,31 @@ def test_deleted_run_has_no_row(tmp_path: Path) -> None:
     run = make_run(tmp_path / "good")
     assert summarize_all([run, RunDirectory(tmp_path / "gone")])[0]["run_id"] == "good"
     assert len(summarize_all([run, RunDirectory(tmp_path / "gone")])) == 1
+
+
+MAX_CALLS = 20_000
+"""Function calls to summarize a run: about 10,000. Parsing its config in Python takes 120,000; 1,000 runs took 30 s."""
+
+
+@pytest.mark.skipif(not hasattr(yaml, "CSafeLoader"), reason="PyYAML was built without libyaml")
+def test_many_runs_are_summarized_with_few_calls(repo: Path, tmp_path: Path) -> None:
+    count = 20
+    for number in range(count):
+        shutil.copytree(repo / "tests/first_version/runs/gpt", tmp_path / f"copy-{number}")
+    runs = list_runs(str(tmp_path))
+    summarize_all(runs[:1])  # imports
+    calls = 0
+
+    def count_call(frame: Any, event: str, argument: Any) -> None:  # noqa: ARG001
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count_call)
+    try:
+        rows = summarize_all(runs)
+    finally:
+        sys.setprofile(before)
+    assert len(rows) == count
+    assert {(row["lr"], row["model"], row["max_steps"]) for row in rows} == {(0.003, "gpt", 12)}
+    assert calls / count < MAX_CALLS

@@ -15,6 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from limits import limit
 from llmtrain.commands.sync import command
 from llmtrain.config.document import Document
 from llmtrain.config.load import build_config, load_config
@@ -191,7 +192,7 @@ def test_interrupted_sync_resumes(s3: FakeS3, run: RunDirectory) -> None:
     code = "import sys; from pathlib import Path; from llmtrain.runs.directory import RunDirectory; "
     code += "from llmtrain.runs.sync import sync_run; sync_run(RunDirectory(Path(sys.argv[1])), sys.argv[2])"
     child = subprocess.Popen([sys.executable, "-c", code, str(run.path), URI])
-    assert s3.is_stuck.wait(60)
+    assert s3.is_stuck.wait(limit(60))
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
     s3.go_on.set()

@@ -16,7 +16,8 @@ import pytest
 
 from llmtrain.config.logging import LoggingSection
 from llmtrain.config.schema import Config
-from llmtrain.logs import close_logging, console_handler, setup_logging
+from llmtrain.core.logs import close_logging, console_handler, setup_logging
+from llmtrain.runs.progress_lines import read_progress_line
 from llmtrain.tracking.console import Bar, ConsoleTracker
 
 METRICS = {
@@ -33,8 +34,8 @@ RUN = """
 from types import SimpleNamespace
 from llmtrain.config.logging import LoggingSection
 from llmtrain.config.schema import Config
-from llmtrain.logs import setup_logging, warn
-from llmtrain.progress import phase
+from llmtrain.core.logs import setup_logging, warn
+from llmtrain.core.progress import phase
 from llmtrain.tracking.console import ConsoleTracker
 
 setup_logging(LoggingSection())
@@ -128,9 +129,9 @@ def test_lines_fit_the_terminal(columns: int) -> None:
     lines = [line for line in re.split(r"[\r\n]+", ESCAPES.sub("", output)) if line.strip()]
     assert max(map(len, lines)) <= columns, "the terminal would break it inside a word"
     assert any(line.startswith("step ") and "left" in line for line in lines)
-    steps = [int(step) for step in re.findall(r"^\[TRAIN\] step (\d+)/20000", "\n".join(lines), re.M)]
+    steps = [int(step) for step in re.findall(r"^\[TRAIN\]  step (\d+)/20000", "\n".join(lines), re.M)]
     assert steps == [5000, 10000, 15000, 20000], "the course of the loss stays in the scrollback"
-    assert any(line.startswith("[EVAL] ") for line in lines)
+    assert any(line.startswith("[EVAL]   step ") for line in lines), "the texts of all tags begin in one column"
     assert " ".join(" ".join(lines).split()).count("and so on") == 9, "no word is broken"
     assert ("\x1b[33m" in output, "\x1b[?25l" in output) == (True, False), "a yellow warning, a visible cursor"
 
@@ -155,6 +156,46 @@ def test_with_a_bar_log_lines_are_thinned(monkeypatch: pytest.MonkeyPatch) -> No
     assert handler.filter(logging.makeLogRecord({"tag": "TRAIN", "levelno": logging.WARNING, "fields": {"step": 1}}))
     tracker.finish("finished", None)
     assert not handler.filters
+    close_logging()
+
+
+@pytest.mark.parametrize("json_output", [False, True])
+def test_long_step_logs_its_micro_batches(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], json_output: bool
+) -> None:
+    """One line per minute, none for short steps, and none that `status` takes for progress."""
+    seconds = iter([0.0, 0.0, 30.0, 61.0, 100.0, 130.0, *(200.0 + number for number in range(4))])
+    monkeypatch.setattr("llmtrain.tracking.console.time", SimpleNamespace(monotonic=lambda: next(seconds, 300.0)))
+    monkeypatch.setattr("llmtrain.tracking.console.Bar", lambda *_: SimpleNamespace())
+    setup_logging(LoggingSection(json_output=json_output))
+    tracker = ConsoleTracker(SimpleNamespace(config=Config(), resumed_from=0))  # type: ignore[arg-type]
+    for number in range(1, 6):
+        tracker.micro_batch(3, number, 5)
+    for number in range(1, 4):
+        tracker.micro_batch(4, number, 3)
+    close_logging()
+    lines = capsys.readouterr().err.splitlines()
+    assert ["step 3: micro-batch 3 of 5" in lines[0], "step 3: micro-batch 5 of 5" in lines[1]] == [True, True]
+    assert len(lines) == 2
+    assert [read_progress_line(line) for line in lines] == [None, None]
+
+
+def test_bar_shows_the_micro_batch_of_a_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup_logging(LoggingSection())
+    seconds = 1000.0
+    monkeypatch.setattr("llmtrain.tracking.console.time", SimpleNamespace(monotonic=lambda: seconds))
+    monkeypatch.setattr("llmtrain.tracking.console.is_live", lambda: True)
+    monkeypatch.setattr("llmtrain.tracking.console.LiveLine", lambda *_, **__: SimpleNamespace(stop=lambda: None))
+    tracker = ConsoleTracker(SimpleNamespace(config=Config(), resumed_from=0))  # type: ignore[arg-type]
+    tracker.micro_batch(3, 1, 16)
+    tracker.micro_batch(3, 2, 16)
+    assert "micro-batch" not in tracker._bar.render(80).plain
+    seconds = 1012.0
+    tracker.micro_batch(3, 3, 16)
+    assert "step 3: micro-batch 3 of 16 0:00:12" in tracker._bar.render(80).plain
+    tracker.step(3, None)
+    assert "micro-batch" not in tracker._bar.render(80).plain
+    tracker.finish("finished", None)
     close_logging()
 
 

@@ -42,6 +42,10 @@ def _no_uri_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
+def location_of(config: Config) -> tuple[str, str | None]:
+    return tracking_location(config.tracking.mlflow, config.output.root_dir)
+
+
 def read_store(uri: str) -> list[dict[str, Any]]:
     """All runs of a store, read with MLflow's client."""
     from mlflow.tracking import MlflowClient
@@ -208,6 +212,7 @@ def test_config_overrides_environment(make_config: MakeConfig, empty_store: Path
     assert ended.code == 0, ended.output
     assert ended.result["tracking_uri"] == f"sqlite:///{directory}/mlflow.db"
     assert ended.output.count(ended.result["tracking_uri"]) == 1
+    assert ended.output.count("MLFLOW_TRACKING_URI") == 1, "a warning about the one that is not used"
     [run] = read_store(ended.result["tracking_uri"])
     assert len(run["history"]["train/loss"]) == 8
     assert run["artifacts"] == ["config.yaml", "meta.json", "report.html"]
@@ -273,7 +278,7 @@ def test_environment_selects_store(make_config: MakeConfig, empty_store: Path, t
 
 
 def test_tracking_location(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert tracking_location(make_config(tracking__mlflow__tracking_uri="http://server:5000")) == (
+    assert location_of(make_config(tracking__mlflow__tracking_uri="http://server:5000")) == (
         "http://server:5000",
         None,
     )
@@ -287,19 +292,15 @@ def test_tracking_location(make_config: MakeConfig, monkeypatch: pytest.MonkeyPa
     ):
         monkeypatch.setattr(mlflow, "mlflow_version", lambda version=version: version)
         monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", allowed)
-        assert tracking_location(make_config(tracking__mlflow__tracking_uri=str(directory)))[0] == uri
-        default = tracking_location(make_config(tracking__mlflow__tracking_uri=None, output__root_dir=str(directory)))[
-            0
-        ]
+        assert location_of(make_config(tracking__mlflow__tracking_uri=str(directory)))[0] == uri
+        default = location_of(make_config(tracking__mlflow__tracking_uri=None, output__root_dir=str(directory)))[0]
         assert default == f"sqlite:///{directory}/mlflow.db", "the run directory is never an MLflow store"
     assert not directory.exists()
-    uri, artifacts = tracking_location(make_config(tracking__mlflow__tracking_uri=f"sqlite:///{tmp_path}/x/m.db"))
+    uri, artifacts = location_of(make_config(tracking__mlflow__tracking_uri=f"sqlite:///{tmp_path}/x/m.db"))
     assert (uri, artifacts) == (f"sqlite:///{tmp_path}/x/m.db", f"file://{tmp_path}/x/mlartifacts")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://from-environment")
-    assert tracking_location(make_config())[0] == "http://from-environment"
-    assert (
-        tracking_location(make_config(tracking__mlflow__tracking_uri="http://from-config"))[0] == "http://from-config"
-    )
+    assert location_of(make_config())[0] == "http://from-environment"
+    assert location_of(make_config(tracking__mlflow__tracking_uri="http://from-config"))[0] == "http://from-config"
 
 
 def test_unreachable_server_never_stops_training(make_config: MakeConfig) -> None:
@@ -421,7 +422,7 @@ def test_login_of_recorded_server_comes_from_environment(
         monkeypatch.setenv(name, value)
     assert mlflow.is_login_missing(uri) is is_missing
     if uri:
-        found = tracking_location(make_config(tracking__mlflow__tracking_uri=uri))[0]
+        found = location_of(make_config(tracking__mlflow__tracking_uri=uri))[0]
         assert found == env.get("MLFLOW_TRACKING_URI", uri.replace("***@", ""))
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from llmtrain.config.logging import LoggingSection
 from llmtrain.config.schema import Config
-from llmtrain.logs import close_logging, setup_logging
-from llmtrain.progress import is_notebook, progress_mode
+from llmtrain.core.logs import close_logging, setup_logging
+from llmtrain.core.progress import is_notebook, progress_mode
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.tracking import notebook
 from llmtrain.tracking.base import TrackedRun

@@ -1,13 +1,19 @@
 """Prometheus: what rank 0 serves, and that a port in use stops nothing."""
 
 import json
+import os
 import re
+import shutil
 import socket
+import subprocess
+import time
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+import yaml
 
+from limits import limit
 from llmtrain.config.schema import Config
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.generations import begin_generation
@@ -45,7 +51,7 @@ def scrape(port: int) -> dict[str, float]:
     """Gauge -> value, read with Prometheus' own parser."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=limit(10)) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     samples = [sample for family in families for sample in family.samples]
     assert {json.dumps(sample.labels) for sample in samples} == {'{"run": "first"}'}
@@ -88,3 +94,62 @@ def test_dashboard_shows_gauges_that_exist(repo: Path) -> None:
     used = {name for query in queries for name in re.findall(r"llmtrain_(\w+)", query)}
     assert used <= set(HELP)
     assert {"step", "train_loss", "val_loss", "tokens_per_second", "mfu", "restarts", "heartbeat_age_seconds"} <= used
+
+
+def test_checkpoint_age_starts_at_the_checkpoint_and_again_at_each_save(run: TrackedRun, port: int) -> None:
+    folder = run.directory.checkpoints / "step_40"
+    folder.mkdir(parents=True)
+    long_ago = time.time() - 5000
+    os.utime(folder, (long_ago, long_ago))
+    tracker = PrometheusTracker(run)
+    assert 5000 <= scrape(port)["llmtrain_checkpoint_age_seconds"] < 6000
+    tracker.saved(50)
+    assert scrape(port)["llmtrain_checkpoint_age_seconds"] < 1000
+    tracker.finish("finished", None)
+
+
+def test_alerts_use_gauges_that_exist(repo: Path) -> None:
+    rule = yaml.safe_load((repo / "docs" / "prometheus-rule.yaml").read_text())
+    assert rule["kind"] == "PrometheusRule"
+    [group] = rule["spec"]["groups"]
+    used = {name for alert in group["rules"] for name in re.findall(r"llmtrain_(\w+)", alert["expr"])}
+    assert used <= set(HELP)
+    assert {"heartbeat_age_seconds", "restarts", "train_loss", "checkpoint_age_seconds", "seconds_left"} <= used
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="needs promtool (Debian's package prometheus)")
+def test_alerts_fire_when_they_should(repo: Path, tmp_path: Path) -> None:
+    """With Prometheus' own evaluation: `bad` needs each alert, `good` none."""
+    rule = yaml.safe_load((repo / "docs" / "prometheus-rule.yaml").read_text())
+    (tmp_path / "rules.yaml").write_text(json.dumps(rule["spec"]))
+    series = {
+        "heartbeat_age_seconds": ("200x60", "3x60"),
+        "restarts": ("0x30 1 2 3 4 5x60", "1x60"),
+        "train_loss": ("2x10 9x60", "2-0.01x60"),
+        "checkpoint_age_seconds": ("20000x60", "60x60"),
+        "seconds_left": ("700000x60", "60x60"),
+        "step": ("1x60", "1+1x60"),
+    }
+    inputs = [
+        {"series": f'llmtrain_{name}{{run="{run}"}}', "values": values}
+        for name, pair in series.items()
+        for run, values in zip(("bad", "good"), pair, strict=True)
+    ]
+    inputs += [
+        {"series": 'llmtrain_step{run="gone"}', "values": "5x20"},
+        {"series": 'llmtrain_max_steps{run="gone"}', "values": "100x20"},
+        {"series": 'llmtrain_train_loss{run="broken"}', "values": "2x10" + " NaN" * 50},
+    ]
+    expected = {"TrainingGone": ["gone"], "TrainingDiverges": ["bad", "broken"]}
+    query = []
+    for alert in rule["spec"]["groups"][0]["rules"]:
+        name = alert["alert"]
+        firing = f'count by (run) (ALERTS{{alertname="{name}", alertstate="firing"}})'
+        samples = [{"labels": f'{{run="{run}"}}', "value": 1} for run in expected.get(name, ["bad"])]
+        # `gone` reports until minute 20.
+        query.append({"expr": firing, "eval_time": "33m" if name == "TrainingGone" else "50m", "exp_samples": samples})
+    tests = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [{"interval": "1m"}]}
+    tests["tests"][0] |= {"input_series": inputs, "promql_expr_test": query}
+    (tmp_path / "tests.yaml").write_text(json.dumps(tests))
+    done = subprocess.run(["promtool", "test", "rules", "tests.yaml"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

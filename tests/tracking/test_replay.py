@@ -12,6 +12,7 @@ import yaml
 from fault_harness import RUN_ID
 
 from llmtrain.config.schema import Config
+from llmtrain.core.install import install_command
 from llmtrain.errors import UsageError
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.metrics import read_metrics
@@ -248,7 +249,7 @@ def test_missing_mlflow_is_usage_error(fetched: RunDirectory, monkeypatch: pytes
     monkeypatch.setattr(tracker_module.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match="mlflow is not installed") as problem:
         replay_run(fetched)
-    assert "llmtrain[mlflow]" in str(problem.value)
+    assert install_command("mlflow") in str(problem.value)
 
 
 def test_unusable_stores_are_usage_errors(fetched: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ import pytest
 from fault_harness import RUN_ID
 
 from llmtrain.config.schema import Config
-from llmtrain.tracking.base import Metrics, Status, Tracker, Trackers
+from llmtrain.runs.state import EndStatus
+from llmtrain.tracking.base import Metrics, Tracker, Trackers
 
 MakeConfig = Callable[..., Config]
 
@@ -27,7 +28,7 @@ class Broken(Tracker):
     def saved(self, step: int) -> None:  # noqa: ARG002
         self._maybe("saved")
 
-    def finish(self, status: Status, result: dict[str, Any] | None) -> None:  # noqa: ARG002
+    def finish(self, status: EndStatus, result: dict[str, Any] | None) -> None:  # noqa: ARG002
         self._maybe("finish")
 
     def _maybe(self, method: str) -> None:
@@ -44,7 +45,7 @@ class Recorder(Tracker):
     def log(self, step: int, metrics: Metrics) -> None:  # noqa: ARG002
         self.steps.append(step)
 
-    def finish(self, status: Status, result: dict[str, Any] | None) -> None:  # noqa: ARG002
+    def finish(self, status: EndStatus, result: dict[str, Any] | None) -> None:  # noqa: ARG002
         self.ended = status
 
 
@@ -53,7 +54,7 @@ def test_failing_tracker_is_removed() -> None:
     both = Trackers([broken, recorder])
     for step in range(3):
         both.log(step, {"train/loss": 1.0})
-    both.finish("finished", None)
+    both.finish(EndStatus.FINISHED, None)
     assert broken.calls == 1
     assert recorder.steps == [0, 1, 2]
     assert recorder.ended == "finished"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from limits import limit
 from llmtrain.config.schema import Config
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.tracking import train_job
@@ -72,7 +73,7 @@ class StatusServer:
 
     def wait_for(self, count: int) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.received) >= count, timeout=60)
+            assert self.changed.wait_for(lambda: len(self.received) >= count, timeout=limit(60))
 
     def close(self) -> None:
         self._server.shutdown()

@@ -1,16 +1,16 @@
 """W&B without a server: the record is complete, a resumed run keeps its id, and a missing API key stops nothing."""
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from limits import wait_until
 from llmtrain.config.logging import LoggingSection
 from llmtrain.config.schema import Config
-from llmtrain.logs import close_logging, setup_logging
+from llmtrain.core.logs import close_logging, setup_logging
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.metrics import MetricsLog
 from llmtrain.tracking.base import TrackedRun
@@ -76,10 +76,8 @@ def test_offline_records_are_complete(directory: RunDirectory) -> None:
     directory.report.write_text("<p>report")
     resumed.finish("finished", None)
     expected = [{step: 4.0 / step for step in range(1, last)} for last in (5, 9)]
-    deadline = time.monotonic() + 20  # wandb's own process writes the file, and may end after finish()
-    while stored_losses(directory) != expected and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert stored_losses(directory) == expected
+    # wandb's own process writes the file, and may end after finish().
+    wait_until(lambda: stored_losses(directory) == expected, 20, lambda: stored_losses(directory))
     assert wandb_id(directory) == name, "a resumed run continues in its W&B run"
     assert list((directory.path / "wandb").glob("offline-run-*/files/report.html"))
 

@@ -80,9 +80,9 @@ def test_runs_compare_names_two_architectures(
 
 def test_resuming_on_another_architecture_warns(make_config: MakeConfig) -> None:
     def elsewhere() -> None:
-        from llmtrain.training import build
+        from llmtrain.training import components
 
-        build.cpu_architecture = lambda: OTHER
+        components.cpu_architecture = lambda: OTHER
 
     config = make_config()
     assert harness.run(config, fault="after_optimizer:3:0:term").code == 75

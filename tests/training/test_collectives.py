@@ -8,7 +8,7 @@ import fault_harness as harness
 import rank_harness as ranks
 
 from llmtrain.distributed.control_group import ControlGroup
-from llmtrain.training import sample
+from llmtrain.training import text_generation
 from llmtrain.training.step import Stepper
 
 _events: list[str] = []
@@ -17,7 +17,8 @@ COLLECTIVES = ("sums", "gather", "gather_tensors")
 
 def watch() -> None:
     """In a rank: note collectives, optimizer steps and chosen tokens, in order."""
-    for owner, name in [(ControlGroup, name) for name in COLLECTIVES] + [(Stepper, "train_step"), (sample, "_choose")]:
+    collectives = [(ControlGroup, name) for name in COLLECTIVES]
+    for owner, name in [*collectives, (Stepper, "train_step"), (text_generation, "_choose")]:
         before: Any = getattr(owner, name)
 
         def noting(*args: Any, name: str = name, before: Any = before, **kwargs: Any) -> Any:

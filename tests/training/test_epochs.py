@@ -35,7 +35,7 @@ from llmtrain.config.schema import Config
 from llmtrain.data.examples.example_batches import ExampleBatches
 from llmtrain.distributed.world import World
 from llmtrain.runs.metrics import read_metrics
-from llmtrain.training.build import build_components
+from llmtrain.training.components import build_components
 from llmtrain.training.step import Stepper
 
 pytestmark = pytest.mark.hf
@@ -170,8 +170,8 @@ def note_rows(folder: Path) -> Callable[[], None]:
     def before() -> None:
         real = Stepper.train_step
 
-        def noting(self: Stepper, step: int, lr: float, batches: Any, first_micro: int, counts: Any) -> Any:
-            result = real(self, step, lr, batches, first_micro, counts)
+        def noting(self: Stepper, step: int, batches: Any, first_micro: int, counts: Any) -> Any:
+            result = real(self, step, batches, first_micro, counts)
             with (folder / f"{os.getpid()}.jsonl").open("a") as file:
                 for batch in batches:
                     file.write(json.dumps([step, batch.first_sample, rows_of(batch)]) + "\n")
@@ -345,7 +345,7 @@ def test_finished_run_returns_immediately(finished: tuple[Config, dict[str, Any]
     def no_model() -> None:
         from llmtrain.training import run
 
-        run.build_components = None  # type: ignore[assignment]
+        run.build_on_all_ranks = None  # type: ignore[assignment]
 
     env = {"LLMTRAIN_NODE": "1"} if is_node else {}
     result = trained(config, resume="auto" if is_node else RUN_ID, before=no_model, env=env)

@@ -212,7 +212,7 @@ def test_full_evaluation_does_not_depend_on_the_batch_size(make_config: MakeConf
 
 
 def test_first_loss_and_learning_rates_are_logged(make_config: MakeConfig) -> None:
-    from llmtrain.training.optim import lr_at
+    from llmtrain.training.schedule import lr_at
 
     config = make_config()
     result = trained(config)

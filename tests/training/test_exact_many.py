@@ -40,8 +40,8 @@ def watch() -> None:
     """In a rank: record the samples and the resulting state of every step."""
     before = Stepper.train_step
 
-    def noting(self: Stepper, step: int, lr: float, batches: Any, first_micro: int, counts: Any) -> Any:
-        result = before(self, step, lr, batches, first_micro, counts)
+    def noting(self: Stepper, step: int, batches: Any, first_micro: int, counts: Any) -> Any:
+        result = before(self, step, batches, first_micro, counts)
         module = self.model.module
         digest = state_sha256(model_tensors(module), optimizer_tensors(module, self.optimizer))
         with_targets = [batch for batch in batches if batch.target_count]
@@ -163,7 +163,7 @@ def test_scale_batch_refuses_another_world_size_on_resume(make: MakeConfig) -> N
     longer = config.with_values("trainer", max_steps=4)
     ended = ranks.train_ranks(longer, 4, harness.RUN_ID)
     assert [end.code for end in ended] == [64] * 4
-    assert all("micro_batches: 4 -> 8" in end.output for end in ended)
+    assert all("8 micro-batches instead of 4" in end.output for end in ended)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_ranks_with_different_data_are_refused(make: MakeConfig, tmp_path: Path)
         home.mkdir()
         os.environ["HOME"] = str(home)
         (home / "text.txt").write_text("".join(f"{number} times {number + rank}\n" for number in range(400)))
-        return run_training(config)
+        return run_training(config).as_dict()
 
     ended = ranks.start_ranks(2, body).wait()
     assert [end.code for end in ended] == [64, 64], "\n".join(end.output for end in ended)

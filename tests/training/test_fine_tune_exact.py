@@ -24,7 +24,7 @@ from test_fine_tune_faults import (
 
 from llmtrain.config.schema import Config
 from llmtrain.distributed.world import World
-from llmtrain.training.build import build_components
+from llmtrain.training.components import build_components
 
 pytestmark = pytest.mark.hf
 MakeConfig = Callable[..., Config]

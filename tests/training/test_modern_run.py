@@ -13,7 +13,7 @@ from llmtrain.training.run import run_training
 def run(tiny: list[str], root: Path, run_id: str, *changes: str, **options: Any) -> dict[str, Any]:
     sets = [*tiny, "model.name=gpt", "model.architecture=modern", "model.n_layers=2", "model.d_model=16"]
     sets += ["trainer.schedule=constant", f"output.root_dir={root}", f"output.run_id={run_id}", *changes]
-    return run_training(load_config("gpt_smoke", sets), **options)
+    return run_training(load_config("gpt_smoke", sets), **options).as_dict()
 
 
 @pytest.mark.parametrize("mlp", ["swiglu", "relu2"])

@@ -20,7 +20,7 @@ from llmtrain.config.trainer import TrainerSection
 from llmtrain.distributed.world import World
 from llmtrain.models.base import block_matrices
 from llmtrain.models.gpt.adapter import GPTAdapter
-from llmtrain.training.muon import EMBEDDING_LR, VECTOR_LR, Muon, _pack_, _unpack_, build_muon, plan_matrices
+from llmtrain.training.muon import Muon, _pack_, _unpack_, plan_matrices
 from llmtrain.training.newton_schulz import (
     COEFFICIENTS,
     ITERATIONS,
@@ -28,7 +28,8 @@ from llmtrain.training.newton_schulz import (
     newton_schulz_by_kernel,
     orthogonalize_,
 )
-from llmtrain.training.optim import momentum_at, set_schedule
+from llmtrain.training.optimizer import build_muon
+from llmtrain.training.schedule import LR_RATIO, Group, momentum_at, set_schedule
 
 MakeConfig = Callable[..., Config]
 SHAPES = [(24, 24), (24, 30), (16, 64), (64, 16), (7, 19), (33, 1), (1, 5)]
@@ -199,6 +200,10 @@ def tiny(**changes: Any) -> tuple[GPTAdapter, nn.Module]:
     return adapter, adapter.build()
 
 
+def muon_section(**fields: Any) -> TrainerSection:
+    return TrainerSection(optimizer="muon", **{"schedule": "constant", **fields})
+
+
 def build(adapter: GPTAdapter, module: nn.Module, **fields: Any) -> Muon:
     return build_muon(adapter, module, TrainerSection(optimizer="muon", **fields), World(), batched=False)
 
@@ -219,7 +224,7 @@ def test_every_parameter_is_in_one_group() -> None:
     assert sorted(tables) == ["lm_head.weight", "wpe.weight", "wte.weight"]
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.3, 0.0]
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(
-        [0.02, 0.02 * EMBEDDING_LR, 0.02 * VECTOR_LR]
+        [0.02, 0.02 * LR_RATIO[Group.EMBEDDINGS], 0.02 * LR_RATIO[Group.VECTORS]]
     )
 
 
@@ -232,30 +237,33 @@ def test_frozen_matrices_are_left_out() -> None:
 
 def test_schedule_sets_rates_and_momentum() -> None:
     optimizer = build(*tiny(), momentum_warmup_steps=10)
-    set_schedule(optimizer, 4, 0.5)
+    set_schedule(optimizer, 4, muon_section(lr=0.5, momentum_warmup_steps=10))
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.5, 0.3, 0.15])
     assert optimizer.param_groups[0]["momentum"] == pytest.approx(0.9)
 
 
 def test_matrices_have_no_warmup() -> None:
+    config = muon_section(lr=0.5, warmup_steps=10)
     optimizer = build(*tiny(), lr=0.5, warmup_steps=10)
-    set_schedule(optimizer, 4, 0.1)
-    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.5, 0.06, 0.03])
-    set_schedule(optimizer, 10, 0.1)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
+    set_schedule(optimizer, 4, config)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.5, 0.15, 0.075])
+    set_schedule(optimizer, 10, config)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.5, 0.3, 0.15])
 
 
 def test_momentum_rises_to_its_peak() -> None:
-    assert [momentum_at(step, 0.95, 10) for step in (0, 4, 9, 10, 500)] == pytest.approx([0.86, 0.9, 0.95, 0.95, 0.95])
-    assert momentum_at(0, 0.95, 0) == pytest.approx(0.95)
-    assert {momentum_at(step, 0.5, 10) for step in range(20)} == {0.5}
+    rising = muon_section(momentum=0.95, momentum_warmup_steps=10)
+    assert [momentum_at(step, rising) for step in (0, 4, 9, 10, 500)] == pytest.approx([0.86, 0.9, 0.95, 0.95, 0.95])
+    assert momentum_at(0, muon_section(momentum=0.95, momentum_warmup_steps=0)) == pytest.approx(0.95)
+    low = muon_section(momentum=0.5, momentum_warmup_steps=10)
+    assert {momentum_at(step, low) for step in range(20)} == {0.5}
 
 
 def train_steps(module: nn.Module, optimizer: Muon, first: int, last: int) -> None:
     for step in range(first, last):
         tokens = torch.randint(32, (2, 8), generator=torch.Generator().manual_seed(step))
         nn.functional.cross_entropy(module(tokens).view(-1, module(tokens).shape[-1]), tokens.view(-1)).backward()
-        set_schedule(optimizer, step, 0.02)
+        set_schedule(optimizer, step, muon_section(lr=0.02))
         optimizer.step()
         optimizer.zero_grad()
 
@@ -273,7 +281,9 @@ def test_state_is_saved_by_name_and_loaded_exactly() -> None:
     _, other = tiny()
     resumed = build(adapter, other, momentum_warmup_steps=5)
     saved = {"model": weights, "optimizer": state}
-    load_tensors(other, resumed, lambda group, into: [into[name].copy_(saved[group][name]) for name in into])
+    load_tensors(
+        other, resumed, set(state), lambda group, into: [into[name].copy_(saved[group][name]) for name in into]
+    )
     train_steps(other, resumed, 3, 5)
     for name, tensor in module.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name

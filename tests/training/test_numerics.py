@@ -11,14 +11,12 @@ import torch
 from fault_harness import RUN_ID
 
 from llmtrain.checkpoint.checkpoint import Checkpoint
+from llmtrain.compat.numerics import LATEST, Numerics
 from llmtrain.config.model import GptSection, ModernGptSection
 from llmtrain.config.schema import Config
 from llmtrain.errors import CheckpointError
 from llmtrain.models import losses
 from llmtrain.models.gpt.adapter import GPTAdapter
-from llmtrain.models.numerics import LATEST, Numerics
-from llmtrain.runs.directory import RunDirectory
-from llmtrain.training.resume import numerics_of
 
 MakeConfig = Callable[..., Config]
 BF16 = {"trainer__precision": "bf16", "trainer__eval_batches": 1}
@@ -26,16 +24,16 @@ BF16 = {"trainer__precision": "bf16", "trainer__eval_batches": 1}
 
 def as_version_1() -> None:
     """Train as before numerics had versions, with checkpoints that do not record one."""
-    from llmtrain.training import build, run
+    from llmtrain.training import components, run
 
     harness.emulate_bf16()
-    fingerprint = build.resume_fingerprint
+    fingerprint = components.resume_fingerprint
 
     def without_numerics(*arguments: Any) -> dict[str, Any]:
         recorded = fingerprint(*arguments)
         return Recorded({name: value for name, value in recorded.items() if name != "numerics"})
 
-    build.resume_fingerprint = without_numerics
+    components.resume_fingerprint = without_numerics
     run.recorded_numerics = lambda _: Numerics(1)
 
 
@@ -85,17 +83,19 @@ def test_loss_of_a_gpt_has_the_numerics_of_its_run(monkeypatch: pytest.MonkeyPat
     adapter.numerics = Numerics(2)
     monkeypatch.setitem(losses.CHUNK_ELEMENTS, "cpu", 100)
     seen = []
-    inner = losses._function
-    monkeypatch.setattr(losses, "_function", lambda *values: seen.append(values[-1]) or inner(*values))
+    inner = losses.ChunkedLoss.__call__
+    monkeypatch.setattr(
+        losses.ChunkedLoss, "__call__", lambda loss, *values: seen.append(loss.numerics) or inner(loss, *values)
+    )
     tokens = torch.arange(8)[None]
     adapter.loss(adapter.build(), tokens, tokens)
     assert seen == [Numerics(2)]
 
 
 @pytest.mark.parametrize("version", [0, LATEST + 1, "2", None, True, 2.0])
-def test_unknown_version_is_refused(version: object, tmp_path: Path) -> None:
+def test_unknown_version_is_refused(version: object) -> None:
     with pytest.raises(CheckpointError) as caught:
-        numerics_of({"numerics": version}, RunDirectory(tmp_path / "mine"))
+        Numerics.recorded({"numerics": version}, "mine")
     assert caught.value.remedy
 
 

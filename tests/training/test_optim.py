@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from llmtrain.config.trainer import TrainerSection
-from llmtrain.training.optim import build_optimizer, lr_at, set_schedule
+from llmtrain.training.optimizer import build_adamw
+from llmtrain.training.schedule import Group, group_lr_at, lr_at, set_schedule
 
 LR, MIN = 1.0, 0.1
 
@@ -81,7 +82,7 @@ def test_lr_is_between_zero_and_the_peak(step: int, max_steps: int, warmup: int,
 
 def test_weight_decay_applies_to_matrices_only() -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Embedding(5, 3))
-    optimizer = build_optimizer(module, TrainerSection(weight_decay=0.3, lr=0.5, betas=(0.8, 0.7)))
+    optimizer = build_adamw(module, TrainerSection(weight_decay=0.3, lr=0.5, betas=(0.8, 0.7)))
     decayed = {tuple(p.shape) for g in optimizer.param_groups if g["weight_decay"] == 0.3 for p in g["params"]}
     spared = {tuple(p.shape) for g in optimizer.param_groups if g["weight_decay"] == 0.0 for p in g["params"]}
     assert decayed == {(3, 3), (5, 3)}
@@ -93,16 +94,26 @@ def test_weight_decay_applies_to_matrices_only() -> None:
 def test_frozen_parameters_are_not_optimized() -> None:
     module = nn.Linear(3, 3)
     module.bias.requires_grad_(False)
-    assert [len(g["params"]) for g in build_optimizer(module, TrainerSection()).param_groups] == [1]
+    assert [len(g["params"]) for g in build_adamw(module, TrainerSection()).param_groups] == [1]
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
 def test_set_schedule_changes_the_step_size(name: str) -> None:
     module = nn.Linear(4, 1, bias=False)
-    optimizer = build_optimizer(module, TrainerSection(optimizer=name, lr=0.1))  # type: ignore[arg-type]
+    optimizer = build_adamw(module, TrainerSection(optimizer=name, lr=0.1))  # type: ignore[arg-type]
     before = module.weight.detach().clone()
     for lr, moves in ((0.0, False), (0.1, True)):
-        set_schedule(optimizer, 0, lr)
+        set_schedule(optimizer, 0, TrainerSection(schedule="constant").model_copy(update={"lr": lr}))
         module(torch.ones(1, 4)).sum().backward()
         optimizer.step()
         assert torch.equal(before, module.weight.detach()) is not moves
+
+
+def test_rate_of_each_group() -> None:
+    config = TrainerSection(optimizer="muon", lr=0.5, warmup_steps=10, schedule="constant")
+    warm, after = 4, 300
+    assert lr_at(warm, config) == pytest.approx(0.25)
+    assert group_lr_at(warm, Group.ALL, config) == lr_at(warm, config)
+    assert group_lr_at(warm, Group.MATRICES, config) == 0.5  # no warmup
+    assert group_lr_at(warm, Group.EMBEDDINGS, config) == pytest.approx(0.25 * 0.6)
+    assert [group_lr_at(after, group, config) for group in Group] == pytest.approx([0.5, 0.5, 0.3, 0.15])

@@ -65,7 +65,7 @@ def test_failing_report_is_a_warning(
     elif problem == "disk limit":
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     elif problem == "damaged":
-        monkeypatch.setattr("llmtrain.page.collect.run_row", lambda _: {}["missing"])
+        monkeypatch.setattr("llmtrain.page.report.run_row", lambda _: {}["missing"])
     elif problem == "read-only":
         run.path.chmod(0o500)
     else:

@@ -22,12 +22,12 @@ def train(count: int, strategy: str = "ddp", before: Any = None, **changes: Any)
     config = load_config("gpt_smoke", ["run.device=cpu", f"distributed.strategy={strategy}"])
 
     def body(_: int) -> Any:
-        from llmtrain.logs import setup_logging
+        from llmtrain.core.logs import setup_logging
 
         setup_logging(config.logging)
         if before:
             before()
-        return train_classifier(config, **{**SMALL, **changes})
+        return train_classifier(config.distributed, config.run, **{**SMALL, **changes})
 
     return ranks.start_ranks(count, body).wait()
 
@@ -123,7 +123,6 @@ def test_processes_option_prints_one_json_object(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=100,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ import os
 
 import pytest
 
-from llmtrain.config.schema import Config
 from llmtrain.errors import LlmtrainError
 from llmtrain.training.storage_errors import explain_storage_errors
 
@@ -15,7 +14,7 @@ from llmtrain.training.storage_errors import explain_storage_errors
     [(errno.ENOSPC, 65), (errno.EDQUOT, 65), (errno.EROFS, 65), (errno.EISDIR, 65), (errno.EIO, 1), (errno.ESTALE, 1)],
 )
 def test_storage_error_exit_code(number: int, code: int) -> None:
-    with pytest.raises(LlmtrainError) as caught, explain_storage_errors(Config()):
+    with pytest.raises(LlmtrainError) as caught, explain_storage_errors("runs"):
         raise OSError(number, os.strerror(number), "/runs/demo/metrics.jsonl")
     assert caught.value.exit_code == code
     assert "/runs/demo/metrics.jsonl" in caught.value.what
@@ -23,5 +22,5 @@ def test_storage_error_exit_code(number: int, code: int) -> None:
 
 
 def test_network_errors_pass_through() -> None:
-    with pytest.raises(ConnectionResetError), explain_storage_errors(Config()):
+    with pytest.raises(ConnectionResetError), explain_storage_errors("runs"):
         raise ConnectionResetError(errno.ECONNRESET, "reset")

@@ -8,8 +8,8 @@ import pytest
 from fault_harness import RUN_ID
 
 from llmtrain.config.schema import Config
-from llmtrain.distributed.env import omp_threads, usable_cores
-from llmtrain.env import SHARED_CORES
+from llmtrain.core.env import SHARED_CORES
+from llmtrain.distributed.machine_limits import omp_threads, usable_cores
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.training.resume import Resumption, recorded_threads
 

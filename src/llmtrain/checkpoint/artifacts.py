@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -23,13 +22,14 @@ from llmtrain.checkpoint.model_card import model_card
 from llmtrain.checkpoint.replace import replace_directory
 from llmtrain.checkpoint.state import TrainState
 from llmtrain.checkpoint.store import CheckpointStore
+from llmtrain.config.model import HfCausalLmSection, ModelSection
 from llmtrain.config.schema import Config
-from llmtrain.files import is_there, read_json, write_atomic, write_json
-from llmtrain.logs import warn
+from llmtrain.core.files import is_there, read_json, write_json
+from llmtrain.core.logs import warn
 from llmtrain.models.base import ModelAdapter, WriteInto
 from llmtrain.models.hf.lora import ADAPTER, BASE_RECORD
+from llmtrain.runs.checksums import CHECKSUMS
 from llmtrain.runs.directory import RunDirectory
-from llmtrain.runs.manifest import MANIFEST
 
 CARD = "README.md"
 TEMPORARY = ".llmtrain-"
@@ -52,12 +52,14 @@ class Artifacts:
         if write_weights is None:
             return None
         values = asdict(progress)  # a background save writes later, when the progress has changed
+        base_model = self.adapter.base_model()
+        base_path = _local_base(self.config.model)
 
         def write(folder: Path) -> None:
             write_weights(folder)
-            card = model_card(self.config, values, self.base_sha256, is_adapter=True)
+            card = model_card(self.config, values, base_model, self.base_sha256, is_adapter=True)
             (folder / ADAPTER / CARD).write_text(card, encoding="utf-8")
-            write_origin(folder / ADAPTER, self.base_sha256)
+            write_origin(folder / ADAPTER, self.base_sha256, base_path)
 
         return write
 
@@ -120,39 +122,44 @@ class Artifacts:
         return target.name in self._recorded() and self._has_marker(target)
 
     def _has_marker(self, target: Path) -> bool:
-        if target == self.run.adapter:
-            marker = target / BASE_RECORD
-        else:
-            marker = target / MANIFEST if target == self.run.best else target / "rank-0" / MANIFEST
-        return not target.is_symlink() and marker.is_file()
+        markers = {self.run.adapter: BASE_RECORD, self.run.best: CHECKSUMS}
+        marker = markers.get(target, f"rank-0/{CHECKSUMS}")
+        return not target.is_symlink() and (target / marker).is_file()
 
     def _recorded(self) -> set[str]:
         if self.run.artifacts.exists():
             names = read_json(self.run.artifacts)
-            return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
+            if not isinstance(names, list):  # damaged: whatever is there belongs to the user
+                return set()
+            return {name for name in names if isinstance(name, str)}
         # The first version of llmtrain kept no record.
         candidates = (self.run.adapter, self.run.best, *self.run.path.glob("epoch-*"))
         return {path.name for path in candidates if self._has_marker(path)}
 
 
-def write_origin(folder: Path, base_sha256: str | None) -> None:
-    """Record the base model of an adapter."""
-    (folder / BASE_RECORD).write_text(json.dumps({"base_sha256": base_sha256}) + "\n", encoding="utf-8")
+def write_origin(folder: Path, base_sha256: str | None, base_path: Path | None = None) -> None:
+    """Record the base model of an adapter. `base_path`: its directory, for commands on this machine; not for others."""
+    record = {"base_sha256": base_sha256}
+    if base_path:
+        record["base_path"] = str(base_path)
+    (folder / BASE_RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
 
 
-def write_card(
-    folder: Path, config: Config, progress: dict[str, Any], base_sha256: str | None, is_adapter: bool
-) -> None:
-    write_atomic(folder / CARD, model_card(config, progress, base_sha256, is_adapter))
+def _local_base(model: ModelSection) -> Path | None:
+    """The directory of the base model; None if it is a name on the hub."""
+    if not isinstance(model, HfCausalLmSection):
+        return None
+    directory = Path(model.path).expanduser()
+    return directory.absolute() if directory.is_dir() else None
 
 
 def write_directory(target: Path, fill: WriteInto) -> None:
     """Fill a directory under a temporary name, then let it replace `target`."""
-    new, old = (temporary_path(target, prefix) for prefix in ("new", "old"))
+    new = temporary_path(target, "new")
     new.mkdir()
     try:
         fill(new)
-        replace_directory(new, target, old)
+        replace_directory(new, target, temporary_path(target, "old"))
     finally:
         shutil.rmtree(new, ignore_errors=True)
 

@@ -15,15 +15,15 @@ from typing import Any
 
 from llmtrain.checkpoint.shards import Index, check_index, read_full, read_into
 from llmtrain.checkpoint.state import Tensors, TrainState
+from llmtrain.core.files import open_text
 from llmtrain.errors import CheckpointError
-from llmtrain.runs.manifest import MANIFEST, damage, is_entry, is_whole, step_of
+from llmtrain.runs.checksums import CHECKSUMS, damage, is_entry, read_checksums, step_of
 
 FORMAT_VERSION = 2
 STATE = "state.json"
 INDEX = "index.json"
 GROUPS = ("model", "optimizer")
 _REQUIRED_FILES = {INDEX, STATE}
-_UNREADABLE = (OSError, ValueError, TypeError, RecursionError)
 _STATE_FIELDS = {"progress": dict, "config": dict, "data_fingerprint": str, "vocab_size": int}
 
 
@@ -43,7 +43,7 @@ class Checkpoint:
 
     def verify(self) -> None:
         """Raise CheckpointError, naming the file, unless every byte is as written."""
-        for name, entry in self._manifest().items():
+        for name, entry in self._checksums().items():
             if problem := damage(self.path / name, entry):
                 raise CheckpointError(problem)
         # Matching hashes do not prove that the content is consistent.
@@ -62,10 +62,7 @@ class Checkpoint:
     def state(self) -> dict[str, Any]:
         """The content of state.json."""
         path = self.path / STATE
-        try:
-            state = dict(json.loads(path.read_text(encoding="utf-8")))
-        except _UNREADABLE:
-            raise CheckpointError(f"{path} cannot be read.") from None
+        state = _read_object(path)
         if state.get("format") != FORMAT_VERSION:
             raise CheckpointError(
                 f"{path} has format {state.get('format')}; this version of llmtrain reads {FORMAT_VERSION}."
@@ -78,40 +75,45 @@ class Checkpoint:
         """All tensors of `model` or `optimizer`, unsharded, on the CPU."""
         return read_full(self.path, self._index()[group])
 
+    def dtypes(self, group: str) -> dict[str, str]:
+        """The data type of every tensor of `model` or `optimizer`, such as float32, by its name."""
+        return {name: entry["dtype"] for name, entry in self._index()[group].items()}
+
     def read_into(self, group: str, targets: Tensors) -> None:
         """Fill existing tensors in place; of a sharded tensor only this rank's slice is read."""
         read_into(self.path, self._index()[group], targets)
 
     def _index(self) -> Index:
         path = self.path / INDEX
+        index = _read_object(path)
+        files: set[str] = set()
         try:
-            index = dict(json.loads(path.read_text(encoding="utf-8")))
-        except _UNREADABLE:
-            raise CheckpointError(f"{path} cannot be read.") from None
-        try:
-            files = {piece["file"] for group in GROUPS for entry in index[group].values() for piece in entry["pieces"]}
+            for group in GROUPS:
+                for entry in index[group].values():
+                    files.update(piece["file"] for piece in entry["pieces"])
         except (KeyError, TypeError, AttributeError):
             raise CheckpointError(f"{path} must list the tensors of {' and '.join(GROUPS)}.") from None
-        unlisted = files - self._manifest().keys()  # includes paths that lead outside the checkpoint
+        unlisted = files - self._checksums().keys()  # includes paths that lead outside the checkpoint
         if unlisted:
-            raise CheckpointError(
-                f"{path} refers to files that are not in {MANIFEST}: {', '.join(sorted(map(str, unlisted)))[:200]}."
-            )
+            names = ", ".join(sorted(map(str, unlisted)))
+            raise CheckpointError(f"{path} refers to files that are not in {CHECKSUMS}: {names[:200]}.")
         return index
 
-    def _manifest(self) -> dict[str, Any]:
-        path = self.path / MANIFEST
-        if self.path.is_symlink() or path.is_symlink():
-            raise CheckpointError(f"{self.path} is a symbolic link; a checkpoint must be a plain directory.")
+    def _checksums(self) -> dict[str, Any]:
         try:
-            text = path.read_text(encoding="utf-8")
-            files = dict(json.loads(text)["files"])
+            files = read_checksums(self.path)
         except FileNotFoundError:
-            raise CheckpointError(f"{self.path} is not a checkpoint: it has no {MANIFEST}.") from None
-        except (*_UNREADABLE, KeyError):
-            raise CheckpointError(f"{path} is damaged: it cannot be read.") from None
-        if not is_whole(text, files):
-            raise CheckpointError(f"{path} is damaged: its own SHA-256 does not match.")
+            raise CheckpointError(f"{self.path} is not a checkpoint: it has no {CHECKSUMS}.") from None
+        except ValueError as problem:
+            raise CheckpointError(str(problem)) from None
         if not files.keys() >= _REQUIRED_FILES or not all(is_entry(entry) for entry in files.values()):
-            raise CheckpointError(f"{path} must list {', '.join(sorted(_REQUIRED_FILES))}.")
+            raise CheckpointError(f"{self.path / CHECKSUMS} must list {', '.join(sorted(_REQUIRED_FILES))}.")
         return files
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        with open_text(path) as file:
+            return dict(json.load(file))
+    except (OSError, ValueError, TypeError, RecursionError):
+        raise CheckpointError(f"{path} cannot be read.") from None

@@ -1,12 +1,16 @@
 """The model card (README.md) of an adapter or an exported model: its origin, its losses and its config."""
 
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from llmtrain.config.model import HfCausalLmSection, LoraSection
+from llmtrain.config.data import DataSection, ExampleDataSection, FilesSection, HubDatasetSection
+from llmtrain.config.model import HfCausalLmSection, ModelSection
 from llmtrain.config.schema import Config
-from llmtrain.redact import redact
+from llmtrain.core.redact import redact
+from llmtrain.hub.find import looks_like_path
+from llmtrain.hub.model_names import HubModel
 
 _FIELDS = {
     "data": ("name", "tokenizer", "packing", "train_on_prompt", "prompt_format"),
@@ -17,22 +21,25 @@ _FIELDS = {
 _FINE_TUNED = ("block_size", "dtype", "lora")
 
 
-def model_card(config: Config, progress: dict[str, Any], base_sha256: str | None, is_adapter: bool) -> str:
+def model_card(
+    config: Config, progress: dict[str, Any], base: HubModel | None, base_sha256: str | None, is_adapter: bool
+) -> str:
     """Markdown with a YAML header. `progress` is that of the checkpoint the weights come from."""
-    base = _base(config)
-    head = {
-        **({"base_model": base} if base else {}),
-        "library_name": "peft" if is_adapter else "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["llmtrain", *(["lora"] if _lora(config) else [])],
-    }
+    head: dict[str, Any] = {}
+    if base:
+        head["base_model"] = base.name
+    head["library_name"] = "peft" if is_adapter else "transformers"
+    head["pipeline_tag"] = "text-generation"
+    head["tags"] = ["llmtrain"]
+    if _has_lora(config.model):
+        head["tags"].append("lora")
     rows = [
         ("steps", progress.get("step")),
         ("epochs", progress.get("epoch")),
         ("target tokens seen", progress.get("tokens")),
         ("training loss, first logged", progress.get("first_train_loss")),
         ("training loss, last logged", progress.get("last_train_loss")),
-        (f"validation loss{_at(progress, 'evaluated_step')}", progress.get("last_val_loss")),
+        (f"validation loss{_at(progress, 'evaluated_step')}", _last_val_loss(progress)),
         (f"best validation loss{_at(progress, 'best_step')}", progress.get("best_val_loss")),
     ]
     parts = [
@@ -41,7 +48,7 @@ def model_card(config: Config, progress: dict[str, Any], base_sha256: str | None
         "---",
         f"# {config.run.name}",
         "",
-        _origin(config, base_sha256),
+        _origin(config.model, config.data, base, base_sha256),
         "",
         "| | |",
         "|---|---|",
@@ -52,46 +59,97 @@ def model_card(config: Config, progress: dict[str, Any], base_sha256: str | None
         "```yaml",
         yaml.safe_dump(_config_excerpt(config), sort_keys=False).strip(),
         "```",
-        *([] if config.run.notes is None else ["", config.run.notes]),
     ]
+    if config.run.notes is not None:
+        parts += ["", config.run.notes]
     return redact("\n".join(parts) + "\n")
 
 
-def _origin(config: Config, base_sha256: str | None) -> str:
-    data = config.data
-    named = (getattr(data, name, None) for name in ("train_file", "dataset_name"))
-    source = next(filter(None, named), None) or ", ".join(getattr(data, "files", [])) or data.name
-    base, trained = _base(config), "Low-rank adapters (LoRA)" if _lora(config) else "All weights"
-    if not base:
-        return f"A `{config.model.name}` model trained from scratch on `{source}` by llmtrain."
-    sha = f" (SHA-256 of its files `{base_sha256}`)" if base_sha256 else ""
-    return f"{trained} of `{base}`{sha}, trained on `{source}` ({data.name}) by llmtrain."
+def card_with_base_model(card: str, base: HubModel | None) -> str:
+    """A card that was written before, with this base model. Without one, a base model that is a path is removed."""
+    from huggingface_hub import ModelCard
+
+    parsed = ModelCard(card, ignore_metadata_errors=True)
+    before = parsed.data.get("base_model")
+    is_path = isinstance(before, str) and (looks_like_path(before) or Path(before).is_dir())
+    if base and before != base.name:
+        parsed.data["base_model"] = base.name
+    elif not base and is_path:
+        parsed.data.pop("base_model")
+    else:
+        return card
+    text = str(parsed)
+    if is_path:
+        text = text.replace(f"`{before}`", _shown(base))
+    return text
+
+
+def _shown(base: HubModel | None) -> str:
+    if base is None:
+        return "a base model whose name is not known"
+    if not base.revision:
+        return f"`{base.name}`"
+    return f"`{base.name}` at revision `{base.revision}`"
+
+
+def _origin(model: ModelSection, data: DataSection, base: HubModel | None, base_sha256: str | None) -> str:
+    source = _source(data)
+    if not isinstance(model, HfCausalLmSection):
+        return f"A `{model.name}` model trained from scratch on `{source}` by llmtrain."
+    shown = _shown(base)
+    if base_sha256:
+        shown += f" (SHA-256 of its files `{base_sha256}`)"
+    trained = "Low-rank adapters (LoRA)" if model.lora else "All weights"
+    return f"{trained} of {shown}, trained on `{source}` ({data.name}) by llmtrain."
+
+
+def _source(data: DataSection) -> str:
+    """The file, hub dataset or files of a data section, else its name."""
+    if isinstance(data, ExampleDataSection) and data.train_file:
+        return data.train_file
+    if isinstance(data, HubDatasetSection) and data.dataset_name:
+        return data.dataset_name
+    if isinstance(data, FilesSection) and data.files:
+        return ", ".join(data.files)
+    return data.name
 
 
 def _at(progress: dict[str, Any], name: str) -> str:
     """A note for a loss that was measured at another step."""
     step = progress.get(name)
-    return "" if step in (None, progress.get("step")) else f" (of step {step}, not of these weights)"
+    if step in (None, progress.get("step")):
+        return ""
+    return f" (of step {step}, not of these weights)"
+
+
+def _last_val_loss(progress: dict[str, Any]) -> Any:
+    """None if the best is of the same step: it has a row of its own."""
+    if progress.get("evaluated_step") == progress.get("best_step"):
+        return None
+    return progress.get("last_val_loss")
 
 
 def _config_excerpt(config: Config) -> dict[str, Any]:
     values = config.as_dict()
     # A model from scratch is described by its whole section, a fine-tuned one by its base model and few fields. `init`
     # is not the one of the run: weights that are loaded from a checkpoint are not initialized again.
-    of_model = _FINE_TUNED if _base(config) else [name for name in values["model"] if name != "init"]
-    return {
-        section: {name: values[section][name] for name in names if values[section].get(name) is not None}
-        for section, names in {"model": of_model, **_FIELDS}.items()
-    }
+    model_fields = tuple(name for name in values["model"] if name != "init")
+    if isinstance(config.model, HfCausalLmSection):
+        model_fields = _FINE_TUNED
+    excerpt: dict[str, Any] = {}
+    for section, names in {"model": model_fields, **_FIELDS}.items():
+        excerpt[section] = {}
+        for name in names:
+            if values[section].get(name) is not None:
+                excerpt[section][name] = values[section][name]
+    lora = excerpt["model"].get("lora")
+    if lora and not lora["target_modules"]:
+        lora["target_modules"] = "all-linear"  # as peft calls it; an empty list reads like none
+    return excerpt
 
 
-def _base(config: Config) -> str | None:
-    """The model that was fine-tuned."""
-    return config.model.path if isinstance(config.model, HfCausalLmSection) else None
-
-
-def _lora(config: Config) -> LoraSection | None:
-    return config.model.lora if isinstance(config.model, HfCausalLmSection) else None
+def _has_lora(model: ModelSection) -> bool:
+    return isinstance(model, HfCausalLmSection) and model.lora is not None
 
 
 def _number(value: Any) -> str:

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from llmtrain.fault_injection import inject_fault
+from llmtrain.core.fault_injection import inject_fault
 
 
 def replace_directory(new: Path, target: Path, old: Path, fault_step: int | None = None) -> None:

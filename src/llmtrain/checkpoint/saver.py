@@ -10,9 +10,9 @@ import torch
 from llmtrain.checkpoint.artifacts import Artifacts
 from llmtrain.checkpoint.shards import Shard, shard
 from llmtrain.checkpoint.store import CheckpointRequest, CheckpointStore
+from llmtrain.core.fault_injection import inject_fault
+from llmtrain.core.logs import log, warn
 from llmtrain.distributed.world import World
-from llmtrain.fault_injection import inject_fault
-from llmtrain.logs import log, warn
 from llmtrain.runs.lock import Lock
 
 
@@ -30,18 +30,23 @@ class Saver:
         on_first_save: Callable[[], None] = lambda: None,
     ) -> None:
         """Rank 0 calls `on_first_save` once the first checkpoint is complete."""
-        self._store, self._lock, self._world, self._keep = store, lock, world, keep
-        self._in_background, self._artifacts = in_background, artifacts
-        self._on_first_save, self._has_saved = on_first_save, False
-        self._copies: dict[tuple[str, str], torch.Tensor] = {}
+        self._store = store
+        self._lock = lock
+        self._world = world
+        self._keep = keep
+        self._in_background = in_background
+        self._artifacts = artifacts
+        self._on_first_save = on_first_save
+        self._has_saved = False
+        self._copies: dict[tuple[str, str], torch.Tensor] = {}  # (group, name) -> buffer on the CPU
         self._thread: threading.Thread | None = None
         self._problem: Exception | None = None
 
     def save(self, request: CheckpointRequest) -> None:
         """Save a checkpoint, or start to. Errors are raised by `finish`, which must be called before the next save."""
         started = time.perf_counter()
-        rank, world_size = self._world.rank, self._world.world_size
-        shards = [shard(name, tensors, rank, world_size) for name, tensors in request.tensors.items()]
+        world = self._world
+        shards = [shard(name, tensors, world.rank, world.world_size) for name, tensors in request.tensors.items()]
         if self._in_background:
             shards = [self._copy(each) for each in shards]
             note = f", in the background ({time.perf_counter() - started:.2f} s to copy)"
@@ -55,8 +60,9 @@ class Saver:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        problem, self._problem = self._problem, None
-        if problem is not None:
+        if self._problem is not None:
+            problem = self._problem
+            self._problem = None  # raised once
             raise problem
 
     def _write(self, request: CheckpointRequest, shards: list[Shard], note: str) -> None:
@@ -105,5 +111,5 @@ class Saver:
                 self._copies[original.group, name] = buffer
             copies[name] = buffer.copy_(tensor, non_blocking=True)
         if self._world.device.type == "cuda":
-            torch.cuda.synchronize(self._world.device)
+            torch.cuda.synchronize(self._world.device)  # the next step overwrites what is copied
         return Shard(original.group, copies, original.entries)

@@ -52,7 +52,7 @@ class Shard:
     tensors: Tensors
     """Local slices, by the name of the full tensor."""
     entries: Index
-    """By name: dtype and shape of the full tensor, offset and shape of the slice."""
+    """Tensor name -> dtype and shape of the full tensor, offset and shape of the slice."""
 
     @property
     def byte_count(self) -> int:
@@ -73,12 +73,13 @@ def shard(group: str, tensors: Tensors, rank: int, world_size: int) -> Shard:
     own: Tensors = {}
     storages: set[int] = set()
     entries: Index = {}
-    owners = assign_owners([(name, t) for name, t in sorted(tensors.items()) if not _is_sharded(t)], world_size)
+    replicated = [(name, tensor) for name, tensor in sorted(tensors.items()) if not _is_sharded(tensor)]
+    owners = assign_owners(replicated, world_size)
     for name, tensor in sorted(tensors.items()):
         if owners.get(name, rank) != rank:
             continue
         local, (offset, shape) = local_box(tensor)
-        if local.numel() or tensor.numel() == 0:
+        if local.numel() or tensor.numel() == 0:  # a rank may have an empty slice of a tensor that is not
             storage = local.untyped_storage().data_ptr()
             own[name] = local.clone() if storage in storages else local.contiguous()
             storages.add(storage)
@@ -102,7 +103,9 @@ def assign_owners(tensors: list[tuple[str, torch.Tensor]], world_size: int) -> d
 
 
 def file_name(group: str, rank: int, world_size: int) -> str:
-    return f"{group}.safetensors" if world_size == 1 else f"{group}-{rank + 1:05d}-of-{world_size:05d}.safetensors"
+    if world_size == 1:
+        return f"{group}.safetensors"
+    return f"{group}-{rank + 1:05d}-of-{world_size:05d}.safetensors"
 
 
 def merge_indexes(parts: list[dict[str, tuple[str, Index]]]) -> Index:
@@ -125,7 +128,8 @@ def read_into(folder: Path, entries: Index, targets: Tensors) -> None:
 
 def _read(folder: Path, entries: Index, targets: Tensors) -> None:
     if entries.keys() != targets.keys():
-        missing, extra = sorted(targets.keys() - entries.keys()), sorted(entries.keys() - targets.keys())
+        missing = sorted(targets.keys() - entries.keys())
+        extra = sorted(entries.keys() - targets.keys())
         raise KeyError(f"missing {missing[:3]}, unexpected {extra[:3]}")
     by_file: dict[str, list[tuple[str, torch.Tensor, Box, Box, str]]] = {}
     for name, target in targets.items():
@@ -174,14 +178,17 @@ def _is_covered(entry: Any) -> bool:
     """Whether the pieces lie within the tensor and cover every element exactly once."""
     if not isinstance(entry, dict) or str(entry.get("dtype")) not in _DTYPES or not _is_sizes(entry.get("shape")):
         return False
-    shape, boxes = entry["shape"], []
+    shape = entry["shape"]
+    boxes: list[Box] = []
     for piece in entry["pieces"]:
-        offset, size = piece.get("offset"), piece.get("shape")
+        offset = piece.get("offset")
+        size = piece.get("shape")
         if not _is_sizes(offset) or not _is_sizes(size) or not len(offset) == len(size) == len(shape):
             return False
         if any(start + count > total for start, count, total in zip(offset, size, shape, strict=True)):
             return False
         boxes.append((tuple(offset), tuple(size)))
+    # Within the tensor, without overlap, and as many elements as it has: then every element is covered once.
     is_full = bool(boxes) and sum(math.prod(size) for _, size in boxes) == math.prod(shape)
     has_own_files = len({piece["file"] for piece in entry["pieces"]}) == len(boxes)  # one piece of a tensor per file
     return is_full and has_own_files and not _do_overlap([box for box in boxes if math.prod(box[1])])
@@ -238,7 +245,9 @@ def overlap(a: Box, b: Box) -> Box | None:
     start = tuple(max(x, y) for x, y in zip(a[0], b[0], strict=True))
     end = tuple(min(x + n, y + m) for x, n, y, m in zip(*a, *b, strict=True))
     shape = tuple(e - s for s, e in zip(start, end, strict=True))
-    return (start, shape) if all(n > 0 for n in shape) else None
+    if any(n <= 0 for n in shape):
+        return None
+    return start, shape
 
 
 def _slices(box: Box, inside: Box) -> tuple[slice, ...]:

@@ -9,11 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 from llmtrain.distributed.parallel import unshard
 from llmtrain.models.hf.causal_lm import CausalLM
@@ -47,7 +43,7 @@ class TrainState:
     epoch_loss_sum: float = 0.0
     epoch_steps: int = 0
     window_loss_sum: float = 0.0
-    """Of the steps since the last logged training loss, so that a resumed run logs the same mean."""
+    """Sum over the steps since the last logged training loss, so that a resumed run logs the same mean."""
     window_steps: int = 0
     first_val_loss: float | None = None
     last_bits_per_byte: float | None = None
@@ -59,7 +55,8 @@ class TrainState:
         self.window_steps += 1
 
     def end_epoch(self) -> None:
-        self.epoch_loss_sum, self.epoch_steps = 0.0, 0
+        self.epoch_loss_sum = 0.0
+        self.epoch_steps = 0
 
     def end_window(self) -> float:
         """The mean training loss since the last call; the next window starts here."""
@@ -67,11 +64,14 @@ class TrainState:
         if self.first_train_loss is None:
             self.first_train_loss = loss
         self.last_train_loss = loss
-        self.window_loss_sum, self.window_steps = 0.0, 0
+        self.window_loss_sum = 0.0
+        self.window_steps = 0
         return loss if loss is not None else 0.0
 
     def _window_loss(self) -> float | None:
-        return self.window_loss_sum / self.window_steps if self.window_steps else self.last_train_loss
+        if self.window_steps == 0:
+            return self.last_train_loss
+        return self.window_loss_sum / self.window_steps
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -83,8 +83,9 @@ class TrainState:
         for name, value in values.items():
             if name not in accepted:
                 raise ValueError(f"unknown field {name[:40]}")
-            low = -sys.float_info.max if float in accepted[name] else 0
-            if type(value) not in accepted[name] or (value is not None and not low <= value <= sys.float_info.max):
+            lowest = -sys.float_info.max if float in accepted[name] else 0  # counts are not negative
+            is_valid = type(value) in accepted[name] and (value is None or lowest <= value <= sys.float_info.max)
+            if not is_valid:  # also NaN and infinity, which json reads
                 raise ValueError(f"{name} is {str(value)[:40]}")
         return cls(**values)
 
@@ -125,13 +126,26 @@ def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> Te
     return {name: value for name, value in flat.items() if name.startswith("state.")}
 
 
-def load_tensors(module: nn.Module, optimizer: torch.optim.Optimizer, read: Callable[[str, Tensors], None]) -> None:
-    """Load model and optimizer in place; `read` fills the tensors of a group (`model`, `optimizer`)."""
+def load_tensors(
+    module: nn.Module, optimizer: torch.optim.Optimizer, stored: set[str], read: Callable[[str, Tensors], None]
+) -> None:
+    """Load model and optimizer in place; `read` fills the tensors of a group (`model`, `optimizer`). `stored`: names of
+    the optimizer's tensors in the checkpoint."""
     read("model", model_tensors(module))
-    # This call creates the optimizer's state, which does not exist before the first step.
-    flat = cast(dict[str, Any], get_optimizer_state_dict(module, optimizer, options=_FLAT))
-    read("optimizer", {name: value for name, value in flat.items() if name.startswith("state.")})
-    set_optimizer_state_dict(module, optimizer, flat, options=_FLAT)
+    creates_state_early = bool(optimizer.state)  # Muon; torch's optimizers create it in the first step
+    optimizer_tensors(module, optimizer)  # creates it now
+    if not creates_state_early:
+        _remove_missing_state(module, optimizer, stored)
+    read("optimizer", optimizer_tensors(module, optimizer))
+
+
+def _remove_missing_state(module: nn.Module, optimizer: torch.optim.Optimizer, stored: set[str]) -> None:
+    """A parameter that had no gradient before the checkpoint was saved has no state in it. Its state starts with its
+    first gradient, as in an uninterrupted run."""
+    for name, parameter in module.named_parameters():
+        state = optimizer.state.get(parameter, {})
+        if not any(f"state.{name}.{key}" in stored for key in state):
+            optimizer.state.pop(parameter, None)
 
 
 def state_sha256(*groups: Tensors) -> str:

@@ -22,10 +22,8 @@ from llmtrain.checkpoint.checkpoint import FORMAT_VERSION, INDEX, STATE, Checkpo
 from llmtrain.checkpoint.replace import replace_directory
 from llmtrain.checkpoint.shards import Index, Shard, file_name, merge_indexes
 from llmtrain.checkpoint.state import Tensors
-from llmtrain.distributed.control_group import ControlGroup
-from llmtrain.errors import CheckpointError
-from llmtrain.fault_injection import inject_fault
-from llmtrain.files import (
+from llmtrain.core.fault_injection import inject_fault
+from llmtrain.core.files import (
     RESERVE_BYTES,
     file_sha256,
     fsync_dir,
@@ -34,13 +32,15 @@ from llmtrain.files import (
     write_atomic,
     write_synced,
 )
-from llmtrain.logs import log, warn
+from llmtrain.core.logs import log, warn
+from llmtrain.distributed.control_group import ControlGroup
+from llmtrain.errors import CheckpointError
 from llmtrain.models.base import WriteInto
+from llmtrain.runs.checksums import CHECKSUMS, POINTERS, checksums_text, step_of
 from llmtrain.runs.lock import Lock
-from llmtrain.runs.manifest import MANIFEST, POINTERS, manifest_text, step_of
 
 REMOVED = "removed.jsonl"
-"""In checkpoints/: which checkpoints trainer.keep_checkpoints has removed, and when."""
+"""File in checkpoints/: which checkpoints trainer.keep_checkpoints has removed, and when."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class CheckpointRequest:
 
     step: int
     tensors: dict[str, Tensors]
-    """By group, `model` and `optimizer`. They may be the live tensors of the run."""
+    """Tensors by group, `model` and `optimizer`. They may be the live tensors of the run."""
     state: dict[str, Any]
     """Content of state.json."""
     write_extra_files: WriteInto | None = None
@@ -99,13 +99,19 @@ class CheckpointStore:
                 name = file.read().strip()
         except (OSError, ValueError):  # ValueError: not UTF-8
             return None
-        return Checkpoint(self.folder / name) if step_of(name) is not None and (self.folder / name).is_dir() else None
+        if step_of(name) is None or not (self.folder / name).is_dir():
+            return None
+        return Checkpoint(self.folder / name)
 
     def best(self) -> Checkpoint | None:
         """The existing checkpoint with the lowest validation loss; the earlier one of two equal ones. An evaluation
         whose checkpoint was not written, or was deleted, does not count."""
-        losses = {step: loss for step in self.steps() if (loss := self._val_loss(step)) is not None}
-        return self.at(min(losses, key=lambda step: (losses[step], step))) if losses else None
+        losses = []
+        for step in self.steps():
+            loss = self._val_loss(step)
+            if loss is not None:
+                losses.append((loss, step))
+        return self.at(min(losses)[1]) if losses else None
 
     def _val_loss(self, step: int) -> float | None:
         if step not in self._val_losses:
@@ -118,7 +124,7 @@ class CheckpointStore:
     def save(self, request: CheckpointRequest, shards: list[Shard], lock: Lock, control: ControlGroup) -> None:
         """Write a checkpoint; every rank calls this and writes its own files. Rank 0 checks the lock just before the
         checkpoint gets its name. A failure on one rank is raised on all, and leaves nothing behind."""
-        # The token keeps the files of two generations apart, should one have been declared dead too early.
+        # The token keeps the files of two generations apart, in case a live process was declared lost.
         temporary = self.folder / f".tmp-step_{request.step}-{lock.token}"
         self._val_losses.pop(request.step, None)  # the same step may be saved again after its evaluation
         needed = sum(control.gather(sum(shard.byte_count for shard in shards)))
@@ -141,13 +147,17 @@ class CheckpointStore:
         inject_fault("save_begin", step)
 
     def _complete(self, temporary: Path, request: CheckpointRequest, written: list["_Written"], lock: Lock) -> None:
-        """Write index, state and manifest, then rename the directory to its final name."""
+        """Write index, state and checksums, then rename the directory to its final name."""
         step = request.step
-        files = {name: entry for part in written for name, entry in part.files.items()}
+        files: dict[str, Any] = {}
+        for part in written:
+            files |= part.files
         if request.write_extra_files is not None:
             request.write_extra_files(temporary)
-            files |= {f"{path.parent.name}/{path.name}": manifest_entry(path) for path in sorted(temporary.glob("*/*"))}
-            for folder in {path.parent for path in temporary.glob("*/*")}:
+            extra = sorted(temporary.glob("*/*"))
+            for path in extra:
+                files[f"{path.parent.name}/{path.name}"] = checksum_entry(path)
+            for folder in {path.parent for path in extra}:
                 fsync_dir(folder)
         index = merge_indexes([part.index for part in written])
         state = {"format": FORMAT_VERSION, **request.state}
@@ -156,7 +166,7 @@ class CheckpointStore:
             write_synced(temporary / name, data)
             files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         inject_fault("save_before_manifest", step)
-        write_synced(temporary / MANIFEST, manifest_text(files).encode())
+        write_synced(temporary / CHECKSUMS, checksums_text(files).encode())
         fsync_dir(temporary)
         inject_fault("save_before_rename", step)
         lock.check()
@@ -200,8 +210,10 @@ class CheckpointStore:
             records = [json.loads(line) for line in lines]
         except (OSError, ValueError):
             return None
-        matches = (record for record in reversed(records) if isinstance(record, dict) and record.get("step") == step)
-        return next(matches, None)
+        for record in reversed(records):
+            if isinstance(record, dict) and record.get("step") == step:
+                return record
+        return None
 
     def set_aside_after(self, step: int) -> None:
         """Rename newer checkpoints, so that the run continues from `step`; their content is kept."""
@@ -216,12 +228,14 @@ class CheckpointStore:
     def clean(self) -> None:
         """Undo what a killed process left unfinished: restore a checkpoint that was being replaced, remove partially
         written and partially deleted ones. The caller must own the run's lock."""
-        if self.folder.is_dir():
-            for path in self.folder.glob(".old-step_*"):
-                if not (before := path.with_name(path.name.removeprefix(".old-"))).exists():
-                    path.rename(before)
-            left = (".tmp-*", ".old-*", ".doomed-*", ".*.tmp")  # the last: from write_json and its like
-            for path in [path for pattern in left for path in self.folder.glob(pattern)]:
+        if not self.folder.is_dir():
+            return
+        for path in self.folder.glob(".old-step_*"):
+            before = path.with_name(path.name.removeprefix(".old-"))
+            if not before.exists():
+                path.rename(before)
+        for pattern in (".tmp-*", ".old-*", ".doomed-*", ".*.tmp"):  # the last: from write_json and its like
+            for path in list(self.folder.glob(pattern)):
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path, ignore_errors=True)
                 else:
@@ -233,7 +247,7 @@ class _Written:
     """Files that one rank wrote."""
 
     files: dict[str, Any]
-    """Manifest entries by file name."""
+    """Checksum entries by file name."""
     index: dict[str, tuple[str, Index]]
     """File and index entries by group."""
 
@@ -249,12 +263,12 @@ def _write_shards(folder: Path, shards: list[Shard], step: int, control: Control
             except SafetensorError as problem:  # safetensors also raises this on ENOSPC
                 raise OSError(str(problem)) from None
             use_default_mode(folder / name)
-            written.files[name] = manifest_entry(folder / name)
+            written.files[name] = checksum_entry(folder / name)
         inject_fault("save_model_written", step)
     return written
 
 
-def manifest_entry(path: Path) -> dict[str, Any]:
+def checksum_entry(path: Path) -> dict[str, Any]:
     """Size and SHA-256 of a file, once it is on disk."""
     with path.open("rb") as file:  # safetensors does not sync what it writes
         os.fsync(file.fileno())

@@ -7,6 +7,7 @@ import typer
 
 from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, connect
 from llmtrain.commands.options import JsonOption, show
+from llmtrain.core.text import plural
 from llmtrain.errors import UsageError
 
 NameOption = Annotated[str, typer.Option("--name", help="Name of the kind cluster.")]
@@ -57,23 +58,31 @@ def up_command(
         kubeconfig = kubeconfig or cluster.kubeconfig
         install_operators(connect(kubeconfig, cluster.context), operators, cluster.context, kubeconfig)
     state = "was created" if result.is_new else "already exists"
-    size = f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''}"
     claim = f"claim {CLAIM} in namespace {NAMESPACE}"
-    volume = f"--set launch.runs_volume.claim={CLAIM}"
-    volume += f" --kubeconfig {cluster.kubeconfig}" if cluster.kubeconfig else ""
+    options = f"--set launch.runs_volume.claim={CLAIM}"
+    if cluster.kubeconfig:
+        options += f" --kubeconfig {cluster.kubeconfig}"
     lines = [
-        f"Cluster {name} {state}: {size}, context {cluster.context}.",
+        f"Cluster {name} {state}: {plural(cluster.nodes, 'node')}, context {cluster.context}.",
         f"Runs are stored in {cluster.runs} ({claim}). Every local user can write there: pods run as user 1000.",
         f"Next: llmtrain cluster load-image IMAGE --name {name}",
-        f"      llmtrain launch --config k8s_indexed_job --image IMAGE {volume}",
+        f"      llmtrain launch --config k8s_indexed_job --image IMAGE {options}",
     ]
     if operators:
         lines.insert(2, f"Installed: {', '.join(operators)}.")
     if result.has_new_claim and not result.is_new:
         lines.insert(2, f"The {claim} was missing and has been recreated.")
-    value = {"cluster": name, "context": cluster.context, "nodes": cluster.nodes, "runs": cluster.runs}
-    value |= {"claim": CLAIM, "namespace": NAMESPACE, "made": result.is_new, "claim_made": result.has_new_claim}
-    value["operators"] = operators
+    value = {
+        "cluster": name,
+        "context": cluster.context,
+        "nodes": cluster.nodes,
+        "runs": cluster.runs,
+        "claim": CLAIM,
+        "namespace": NAMESPACE,
+        "made": result.is_new,
+        "claim_made": result.has_new_claim,
+        "operators": operators,
+    }
     show(json_, value, "\n".join(lines))
 
 
@@ -83,9 +92,11 @@ def down_command(name: NameOption = DEFAULT_NAME, json_: JsonOption = False) -> 
     from llmtrain.local_cluster.kind_cluster import down
 
     deleted = down(name)
-    runs = deleted.runs if deleted else None
-    text = f"Cluster {name} deleted. Its runs are kept in {runs}." if deleted else f"There is no kind cluster {name}."
-    show(json_, {"cluster": name, "removed": deleted is not None, "runs": runs}, text)
+    if deleted is None:
+        show(json_, {"cluster": name, "removed": False, "runs": None}, f"There is no kind cluster {name}.")
+        return
+    text = f"Cluster {name} deleted. Its runs are kept in {deleted.runs}."
+    show(json_, {"cluster": name, "removed": True, "runs": deleted.runs}, text)
 
 
 @app.command("load-image")

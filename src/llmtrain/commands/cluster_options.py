@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmtrain.core.arguments import ClusterPlace
 from llmtrain.errors import UsageError
 
 if TYPE_CHECKING:
     from llmtrain.kubernetes.client import Cluster
+    from llmtrain.operate.cluster_run import ClusterRun
 
 KubeconfigOption = Annotated[
     str | None,
@@ -48,6 +50,16 @@ NamespaceOption = Annotated[
         callback=_check_namespace,
     ),
 ]
+
+
+def check_image(image: str | None) -> None:
+    """Refuse an --image that no node could pull."""
+    from llmtrain.config.kubernetes_syntax import image_problem
+
+    if image and (problem := image_problem(image)):
+        raise UsageError(f"--image {problem}")
+
+
 AllNamespacesOption = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Show runs of all namespaces.")]
 RecoverOption = Annotated[
     float | None,
@@ -82,6 +94,19 @@ def connect(kubeconfig: str | None, context: str | None, run: str | None = None)
     try:
         return Cluster.connect(kubeconfig, context)
     except UsageError as problem:
-        if run and not has_kubeconfig(kubeconfig) and (hint := local_run_hint(run)):
-            problem.remedy = hint
+        if run and not has_kubeconfig(kubeconfig):
+            problem.remedy = local_run_hint(run) or problem.remedy
         raise
+
+
+def connect_to_namespace(place: ClusterPlace, run: str | None = None) -> "tuple[Cluster, str]":
+    """(Cluster, namespace) that the options select."""
+    cluster = connect(place.kubeconfig, place.context, run)
+    return cluster, place.namespace or cluster.namespace
+
+
+def find_run(run: str, place: ClusterPlace) -> "ClusterRun":
+    """The handle on a run of the cluster that the options select."""
+    from llmtrain.operate.cluster_run import ClusterRun
+
+    return ClusterRun.find(connect(place.kubeconfig, place.context, run), run, place.namespace)

@@ -5,64 +5,77 @@ from typing import Annotated
 
 import typer
 
-from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
-from llmtrain.commands.options import JsonOption, show
-from llmtrain.commands.stop import PodCount, print_rank0_log, warn_of_stuck_pods
+from llmtrain.commands.cluster_options import connect_to_namespace
+from llmtrain.commands.options import CURRENT, JsonOption, show, with_option_groups
+from llmtrain.commands.stop import PodCount, print_log_line, warn_of_stuck_pods
+from llmtrain.core.arguments import ClusterPlace
+from llmtrain.core.terminal import printable
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
-from llmtrain.terminal import printable
 
 
+@with_option_groups
 def command(
     run: Annotated[str | None, typer.Argument(metavar="RUN", help="Run id.", show_default=False)] = None,
     all_: Annotated[bool, typer.Option("--all", help="Delete all runs of the namespace.")] = False,
     data: Annotated[bool, typer.Option("--data", help="Also delete the volumes created for the run.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    namespace: NamespaceOption = None,
-    kubeconfig: KubeconfigOption = None,
-    context: ContextOption = None,
+    place: ClusterPlace = CURRENT,
     json_: JsonOption = False,
 ) -> None:
     """Remove a run from the cluster; a running one saves a checkpoint first. Volumes are kept unless --data is given;
     volumes that existed before the run are always kept."""
-    from llmtrain.launch import lifecycle
-    from llmtrain.launch.record import find_record, list_records
+    from llmtrain.launch.record import list_records
+    from llmtrain.operate.cluster_run import ClusterRun
 
     if (run is None) is not all_:
         raise UsageError("Pass a run id or --all.")
-    cluster = connect(kubeconfig, context, run)
-    namespace = namespace or cluster.namespace
-    records = list_records(cluster, namespace) if run is None else [find_record(cluster, run, namespace)]
-    if records and (all_ or data) and not yes:
-        which = ", ".join(record.run_id for record in records)
-        _confirm(f"Delete {which}{' with all data' if data else ''} in namespace {namespace} of {cluster.name}?")
+    cluster, namespace = connect_to_namespace(place, run)
+    if run is None:
+        runs = [ClusterRun(cluster, record) for record in list_records(cluster, namespace)]
+    else:
+        runs = [ClusterRun.find(cluster, run, namespace)]
+    if runs and (all_ or data) and not yes:
+        which = ", ".join(each.record.run_id for each in runs)
+        with_data = " with all data" if data else ""
+        _confirm(f"Delete {which}{with_data} in namespace {namespace} of {cluster.name}?")
     stuck: list[str] = []
     kept: list[str] = []
     names: list[str] = []
     failed: dict[str, LlmtrainError] = {}
-    for record in records:
+    for each in runs:
         try:
-            print_rank0_log(cluster, record)
-            stuck += lifecycle.delete(cluster, record, data, PodCount())
+            deleted = each.delete(data=data, on_wait=PodCount(), on_line=print_log_line)
         except LlmtrainError as problem:
             if not all_:
                 raise
-            failed[record.run_id] = problem
+            failed[each.record.run_id] = problem
             continue
-        names.append(record.run_id)
-        if not data or record.config.launch.runs_volume.claim:
-            kept.append(record.runs_claim)
+        names.append(each.record.run_id)
+        stuck += deleted.lost_pods
+        if deleted.kept_claim:
+            kept.append(deleted.kept_claim)
     lines = [f"Run {name} deleted." for name in names]
-    lines += [] if records else [f"No runs in namespace {namespace}."]
+    if not runs:
+        lines.append(f"No runs in namespace {namespace}.")
     lines += [f"Data kept on claim {claim}." for claim in sorted(set(kept))]
     value = {"deleted": names, "failed": list(failed), "namespace": namespace, "kept_claims": kept, "lost_pods": stuck}
     show(json_, value, "\n".join(lines))
     warn_of_stuck_pods(stuck)
     if failed:
-        problems = " ".join(f"{name}: {problem.what}" for name, problem in failed.items())
-        raise ClusterError(
-            f"{len(failed)} of {len(records)} runs could not be deleted. {problems}",
-            remedy="; ".join(dict.fromkeys(problem.remedy for problem in failed.values() if problem.remedy)) or None,
-        )
+        raise _some_failed(failed, len(runs))
+
+
+def _some_failed(failed: dict[str, LlmtrainError], count: int) -> ClusterError:
+    """One error for all runs that could not be deleted, with each remedy once."""
+    problems = []
+    remedies = []
+    for name, problem in failed.items():
+        problems.append(f"{name}: {problem.what}")
+        if problem.remedy and problem.remedy not in remedies:
+            remedies.append(problem.remedy)
+    return ClusterError(
+        f"{len(failed)} of {count} runs could not be deleted. {' '.join(problems)}", remedy="; ".join(remedies) or None
+    )
 
 
 def _confirm(question: str) -> None:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmtrain.commands.options import ConfigOption, JsonOption, SetOption
-from llmtrain.commands.processes import forwarded_options, local_node, run_processes, worker_command
+from llmtrain.commands.processes import forwarded_options
 from llmtrain.errors import LlmtrainError, UsageError
 
 if TYPE_CHECKING:
     from llmtrain.config.distributed import DistributedSection
+    from llmtrain.config.schema import Config
     from llmtrain.distributed.process_info import NodeInfo
     from llmtrain.doctor.report import Report
 
@@ -31,23 +32,32 @@ def command(
     """Check this machine before training, or all processes of a job if started as one of them. Exits with 1 if a check
     fails."""
     from llmtrain.config.load import load_config
-    from llmtrain.logs import setup_logging
+    from llmtrain.core.logs import setup_logging
 
     if local and processes:
         raise UsageError("--local and --processes are mutually exclusive.", remedy="Use one of them.")
     loaded = load_config(config, set_ or [])
     setup_logging(loaded.logging)
     if processes:
+        from llmtrain.distributed.workers import local_node, worker_command
+
         words = worker_command("doctor", *forwarded_options(config, set_ or [], json_))
         run_workers(local_node(processes), words, loaded.distributed)
         return
+    check_here(loaded, json_, is_local=local)
+
+
+def check_here(loaded: "Config", json_: bool, is_local: bool = False) -> None:
+    """Check in this process."""
     from llmtrain.doctor.examine import examine
 
-    if not examine(loaded, lambda report: _show(report, json_), is_local=local):
+    if not examine(loaded, lambda report: _show(report, json_), is_local=is_local):
         raise typer.Exit(CHECK_FAILED)
 
 
 def run_workers(node: "NodeInfo", command: list[str], distributed: "DistributedSection") -> None:
+    from llmtrain.distributed.workers import run_processes
+
     try:
         run_processes(node, command, distributed)
     except LlmtrainError as error:

@@ -7,18 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmtrain.arguments import check_one_of
-from llmtrain.commands.options import (
-    DEFAULT_ROOT,
-    AdapterOption,
-    CheckpointOption,
-    JsonOption,
-    ModelOption,
-    RootOption,
-    RunOption,
-    show,
-)
-from llmtrain.commands.progress import progress
+from llmtrain.commands.options import SOURCE, JsonOption, show, with_option_groups
+from llmtrain.commands.spinner import progress
+from llmtrain.core.arguments import Source, check_one_of
 from llmtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,6 +26,16 @@ DtypeOption = Annotated[
         show_default=False,
     ),
 ]
+BaseModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--base-model",
+        metavar="NAME[@REVISION]",
+        help="Name on the Hugging Face hub of the model that was fine-tuned, for the model card and "
+        "adapter_config.json. Default: what was recorded when the model was downloaded.",
+        show_default=False,
+    ),
+]
 PushOption = Annotated[
     str | None,
     typer.Option(
@@ -45,41 +46,40 @@ PushOption = Annotated[
 ]
 
 
+@with_option_groups
 def command(
     to: ToOption = None,
-    run: RunOption = None,
-    adapter: AdapterOption = None,
-    model: ModelOption = None,
+    source: Source = SOURCE,
     merge: Annotated[bool, typer.Option("--merge", help="LoRA runs: merge the adapter into the base model.")] = False,
     dtype: DtypeOption = None,
+    base_model: BaseModelOption = None,
     push_to_hub: PushOption = None,
     private: Annotated[
         bool, typer.Option("--private/--public", help="Visibility of a repository that --push-to-hub creates.")
     ] = True,
-    checkpoint: CheckpointOption = "best",
-    root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
 ) -> None:
     """Export a model to a directory that transformers loads, or peft for a LoRA run without --merge."""
+    from llmtrain.hub.model_names import parse_hub_model
     from llmtrain.hub.upload import check_upload, upload_model
 
     if to is None and push_to_hub is None:
         raise UsageError("No destination was given.", remedy="Pass --to DIR, --push-to-hub NAME, or both.")
     if push_to_hub is not None:
         check_upload(push_to_hub)
+    base = parse_hub_model(base_model, "--base-model") if base_model is not None else None
     destination = tempfile.TemporaryDirectory() if to is None else nullcontext(to)
     with progress("Loading the model") as show_progress, destination as folder:
-        from llmtrain.inference.export import export_model
-        from llmtrain.inference.load import Source, load_model
+        from llmtrain.inference.export import export_model, with_base_model
+        from llmtrain.inference.load import load_model
         from llmtrain.models.base import EXPORT_DTYPES
 
         if dtype is not None:
             check_one_of("--dtype", dtype, EXPORT_DTYPES)
-        loaded = load_model(Source(run, adapter, model, checkpoint, root), "cpu")
-        source = adapter or model
+        loaded = with_base_model(load_model(source, "cpu"), base)
         path = Path(folder).expanduser()
         show_progress(f"Writing {loaded.label}")
-        files = export_model(loaded, path, merge, dtype, card_source=Path(source).expanduser() if source else None)
+        files = export_model(loaded, path, merge, dtype, source)
         url = None
         if push_to_hub is not None:
             show_progress(f"Uploading {push_to_hub}")
@@ -90,13 +90,22 @@ def command(
         "val_loss": loaded.val_loss,
         "to": to,
         "files": files,
+        "base_model": str(loaded.base_model) if loaded.base_model else None,
         "pushed_to": url,
     }
-    places = ([f"written to {to}"] if to is not None else []) + ([f"uploaded to {url}"] if url else [])
+    places = []
+    if to is not None:
+        places.append(f"written to {to}")
+    if url:
+        places.append(f"uploaded to {url}")
     show(json_, value, f"{describe(loaded)} {' and '.join(places)}: {', '.join(files)}")
 
 
 def describe(loaded: "LoadedModel") -> str:
     """`first at step 60 (validation loss 3.0274)`"""
-    loss = f" (validation loss {loaded.val_loss:.4f})" if loaded.val_loss is not None else ""
-    return f"{loaded.label} at step {loaded.step}{loss}" if loaded.step is not None else loaded.label
+    text = loaded.label
+    if loaded.step is not None:
+        text += f" at step {loaded.step}"
+        if loaded.val_loss is not None:
+            text += f" (validation loss {loaded.val_loss:.4f})"
+    return text

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, RunArgument, connect
-from llmtrain.commands.options import DEFAULT_ROOT, JsonOption, show
+from llmtrain.commands.cluster_options import RunArgument, check_image, connect_to_namespace
+from llmtrain.commands.options import CURRENT, DEFAULT_ROOT, JsonOption, show, with_option_groups
+from llmtrain.core.arguments import ClusterPlace
+from llmtrain.core.terminal import say
 from llmtrain.errors import UsageError
-from llmtrain.terminal import say
 
 if TYPE_CHECKING:
     from llmtrain.operate.fetch.transfer import FetchProgress
@@ -21,6 +22,7 @@ PARTS = ("best", "metrics", "logs")
 PRINT_EVERY_SEC = 5.0
 
 
+@with_option_groups
 def command(
     run: RunArgument,
     to: Annotated[str, typer.Option("--to", help="Directory in which the run directory is created.")] = DEFAULT_ROOT,
@@ -41,15 +43,13 @@ def command(
             help="MLflow tracking URI for --to-mlflow. Default: the one used for training.", show_default=False
         ),
     ] = None,
-    namespace: NamespaceOption = None,
-    kubeconfig: KubeconfigOption = None,
-    context: ContextOption = None,
+    place: ClusterPlace = CURRENT,
     json_: JsonOption = False,
 ) -> None:
     """Download a run from the cluster's volume, while it runs or after all of its pods are gone. Run it again to
     download what is new or to continue an interrupted download."""
+    from llmtrain.operate.cluster_run import ClusterRun
     from llmtrain.operate.fetch.choice import Only
-    from llmtrain.operate.fetch.fetch_run import fetch_run
     from llmtrain.operate.fetch.find_record import find_run_to_fetch
     from llmtrain.runs.directory import RunDirectory, check_run_id
 
@@ -60,11 +60,13 @@ def command(
     if to_mlflow and only == "logs":
         raise UsageError("--to-mlflow needs the metrics, which --only logs does not fetch.", remedy="Omit --only logs.")
     check_run_id(run)
+    check_image(image)
     directory = Path(to).expanduser()
-    cluster = connect(kubeconfig, context, run)
-    record = find_run_to_fetch(cluster, run, namespace or cluster.namespace, claim, image)
+    cluster, namespace = connect_to_namespace(place, run)
+    record = find_run_to_fetch(cluster, run, namespace, claim, image)
     with _display(json_) as progress:
-        value = fetch_run(cluster, record, directory, cast(Only, only or "all"), progress)
+        fetched = ClusterRun(cluster, record).fetch(directory, only=cast(Only, only or "all"), on_progress=progress)
+    value = fetched.as_dict()
     if to_mlflow:
         value["mlflow"] = _replay(RunDirectory(directory / run), mlflow_uri)
     show(json_, value, _text(value))
@@ -115,7 +117,8 @@ def _text(value: dict[str, Any]) -> str:
         f"{speed:.1f} MB/s), {value['skipped']} already up to date.",
     ]
     if value["only"] in ("all", "best"):
-        lines.append(f"Checkpoints: {checkpoints}. The run is {'' if value['is_finished'] else 'not '}finished.")
+        state = "finished" if value["is_finished"] else "not finished"
+        lines.append(f"Checkpoints: {checkpoints}. The run is {state}.")
     if "mlflow" in value:
         mlflow = value["mlflow"]
         lines.append(f"MLflow: run {mlflow['mlflow_run_id']} of {mlflow['experiment']} at {mlflow['tracking_uri']}.")

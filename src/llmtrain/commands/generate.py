@@ -2,37 +2,27 @@
 
 import sys
 from collections.abc import Callable
-from itertools import takewhile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from llmtrain.arguments import MINIMUM
-from llmtrain.commands.options import (
-    DEFAULT_ROOT,
-    AdapterOption,
-    CheckpointOption,
-    JsonOption,
-    ModelOption,
-    RootOption,
-    RunOption,
-    show,
-)
-from llmtrain.commands.progress import progress
+from llmtrain.commands.options import SAMPLING, SOURCE, DeviceOption, JsonOption, show, with_option_groups
+from llmtrain.commands.spinner import progress
 from llmtrain.commands.stream import TextStream, is_streaming
+from llmtrain.core.arguments import Sampling, Source
+from llmtrain.core.terminal import say
 from llmtrain.errors import DataError, Interrupted, UsageError
-from llmtrain.terminal import say
 
 SEPARATOR = "---"
 """Line between two samples."""
 OnText = Callable[[str], None]
 
 
+@with_option_groups
 def command(
-    run: RunOption = None,
-    adapter: AdapterOption = None,
-    model: ModelOption = None,
+    source: Source = SOURCE,
     prompt: Annotated[str, typer.Option(help="A question, or text to continue.")] = "",
     prompt_file: Annotated[
         str | None,
@@ -41,19 +31,9 @@ def command(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as plain text, without the prompt format of the model.")
     ] = False,
-    max_new_tokens: Annotated[
-        int, typer.Option(min=MINIMUM["max_new_tokens"], help="Maximum number of tokens to generate.")
-    ] = 200,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")] = 0.8,
-    top_k: Annotated[int, typer.Option(min=MINIMUM["top_k"], help="Sample from this many most likely tokens.")] = 50,
-    top_p: Annotated[
-        float | None, typer.Option(help="Sample from the most likely tokens that have this total probability.")
-    ] = None,
+    sampling: Sampling = SAMPLING,
     num_samples: Annotated[int, typer.Option(min=1, help="Number of texts; sample N uses --seed plus N - 1.")] = 1,
-    seed: Annotated[int, typer.Option(min=MINIMUM["seed"], help="Random seed.")] = 0,
-    checkpoint: CheckpointOption = "best",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    root: RootOption = DEFAULT_ROOT,
+    device: DeviceOption = "auto",
     json_: JsonOption = False,
 ) -> None:
     """Generate text from a run, adapter or model directory."""
@@ -63,21 +43,22 @@ def command(
     with StopFlag() as stop:
         with progress("Loading the model"):
             from llmtrain.inference.generate import generate_text, prompt_for
-            from llmtrain.inference.load import Source, load_model
-            from llmtrain.training.sample import Sampling
+            from llmtrain.inference.load import load_model
 
-            loaded = load_model(Source(run, adapter, model, checkpoint, root), device)
+            loaded = load_model(source, device)
         question = prompt_for(loaded, prompt, raw)
         before = prompt if isinstance(question, str) else ""  # of a text that continues it
 
         def sample(number: int, on_text: OnText | None) -> str:
-            sampling = Sampling(max_new_tokens, temperature, top_k, seed + number, top_p)
-            return generate_text(loaded, question, sampling, stop=lambda: stop.requested, on_text=on_text)
+            seeded = replace(sampling, seed=sampling.seed + number)
+            return generate_text(loaded, question, seeded, stop=lambda: stop.requested, on_text=on_text)
 
         stop.enter_loop(saves=False)
-        numbers = takewhile(lambda number: not number or not stop.requested, range(num_samples))
         is_streamed = is_streaming(json_)
-        samples = [stream_sample(sample, number, before) if is_streamed else sample(number, None) for number in numbers]
+        samples: list[str] = []
+        while len(samples) < num_samples and not (samples and stop.requested):
+            number = len(samples)
+            samples.append(stream_sample(sample, number, before) if is_streamed else sample(number, None))
     if not is_streamed:
         value = {"run": loaded.label, "step": loaded.step, "prompt": prompt, "text": samples[0], "samples": samples}
         show(json_, value, f"\n{SEPARATOR}\n".join(before + text for text in samples))

@@ -11,15 +11,30 @@ from llmtrain.errors import DataError, UsageError
 
 def command(
     more_text: Annotated[
-        list[str] | None, typer.Argument(metavar="FILE", help="Further text files for --text.")
+        list[str] | None, typer.Argument(metavar="FILE", help="Further text files and directories for --text.")
     ] = None,
     text: Annotated[
-        list[str] | None, typer.Option("--text", metavar="FILE", help="Train a small GPT on text files.")
+        list[str] | None,
+        typer.Option(
+            "--text",
+            metavar="PATH",
+            help="Train a small GPT on text: files or directories of plain text, or a column of JSON, JSON lines, CSV, "
+            "TSV and Parquet files.",
+        ),
     ] = None,
     instruct: Annotated[
         str | None,
         typer.Option(
-            "--instruct", metavar="FILE", help="Fine-tune a chat model on examples, one JSON object per line."
+            "--instruct", metavar="FILE", help="Fine-tune a chat model on examples: JSON (lines), CSV, TSV or Parquet."
+        ),
+    ] = None,
+    text_column: Annotated[
+        str | None,
+        typer.Option(
+            "--text-column",
+            metavar="NAME",
+            help="Column of --text files that holds the text, if it is not found.",
+            show_default=False,
         ),
     ] = None,
     preset: Annotated[
@@ -35,13 +50,15 @@ def command(
         )
     if more_text and not text:
         raise UsageError(f"Unexpected argument '{more_text[0]}'.", remedy="Further files belong to --text.")
+    if text_column is not None and not text:
+        raise UsageError("--text-column belongs to --text.", remedy="Remove it.")
     target = Path(to).expanduser()
     if target.suffix not in (".yaml", ".yml"):
         raise UsageError(f"--to must end with .yaml, got '{to}'.")
     if target.exists():
         raise UsageError(f"{to} already exists and is not replaced.", remedy="Pass another file with --to.")
     if text:
-        content = _for_text([*text, *(more_text or [])], to)
+        content = _for_text([*text, *(more_text or [])], text_column, to)
     elif instruct is not None:
         content = _for_examples(instruct, to)
     else:
@@ -53,48 +70,50 @@ def command(
 def _write(target: Path, content: str, name: str) -> None:
     from llmtrain.config.document import parse_document
     from llmtrain.config.load import build_config
+    from llmtrain.core.files import is_full, is_there, write_atomic
 
     build_config(parse_document(content, name))
+    if is_there(target):  # a dangling link, or created meanwhile
+        raise UsageError(f"{name} already exists and is not replaced.", remedy="Pass another file with --to.")
     try:
-        with target.open("x", encoding="utf-8") as file:
-            file.write(content)
+        write_atomic(target, content)
     except OSError as problem:
+        if is_full(problem):
+            raise DataError(
+                f"Cannot write {name}: its disk is full. Nothing was written.",
+                remedy="Free some space, or pass a file on another disk with --to.",
+                reason="disk_full",
+            ) from None
         raise UsageError(f"Cannot write {name}: {problem.strerror or problem}.") from None
 
 
-def _for_text(files: list[str], to: str) -> str:
+def _for_text(files: list[str], column: str | None, to: str) -> str:
     from llmtrain.config.starter import text_config
+    from llmtrain.data.init_facts import measure_text, text_column_of
+    from llmtrain.data.text.file_patterns import patterns
     from llmtrain.data.text.reader import expand_files
 
-    directory = next((file for file in files if Path(file).expanduser().is_dir()), None)
-    if directory is not None:
-        raise DataError(f"{directory} is a directory.", remedy=f"Pass files such as {directory.rstrip('/')}/*.txt.")
-    size = sum(path.stat().st_size for path in expand_files(files, "--text"))
-    content = text_config(files, size, to)
+    files = patterns(files)
+    paths = expand_files(files, "--text")
+    column = text_column_of(paths, column)
+    size = measure_text(paths, column)
+    content = text_config(files, column, size, to)
     if content is None:
         raise DataError(
-            f"The text files have {size:,} bytes in all, too few to train on.", remedy="Name more or larger files."
+            f"The text files have {size:,} bytes of text in all, too few to train on.",
+            remedy="Name more or larger files.",
         )
     return content
 
 
 def _for_examples(file: str, to: str) -> str:
     from llmtrain.config.starter import examples_config
-    from llmtrain.data.examples.formats import recognize
-    from llmtrain.data.examples.json_lines import find_file, read_json_lines
-    from llmtrain.data.types import BadExample
+    from llmtrain.data.init_facts import measure_examples, recognized_examples
+    from llmtrain.data.records.open_file import find_file, open_records
 
-    line = next(iter(read_json_lines(find_file(file, "--instruct"), file)))
-    if isinstance(line.value, BadExample):
-        raise DataError(f"{file}, line {line.number}: {line.value.reason}.", remedy=line.value.remedy)
-    found = recognize(line.value)
-    if found is None:
-        fields = ", ".join(map(repr, sorted(line.value))) or "no fields"
-        raise DataError(
-            f"{file}, line {line.number}: the example has {fields}; which of them is the answer is unclear.",
-            remedy="Copy a preset with --preset lora_instruct, then set data.instruction_field and data.output_field.",
-        )
-    return examples_config(file, found.kind, found.fields, to)
+    records = open_records(find_file(file, "--instruct"), file)
+    found = recognized_examples(records)
+    return examples_config(file, found.kind, found.fields, measure_examples(records, found), to)
 
 
 def _of_preset(name: str) -> str:
@@ -104,5 +123,5 @@ def _of_preset(name: str) -> str:
 
     presets = list_presets()
     if name not in presets:
-        raise UsageError(f"There is no preset '{name}'.{nearest(name, presets)}", known=presets)
+        raise UsageError(f"There is no preset '{name}'.{nearest(name, presets)}", known=presets, like=name)
     return preset_text(presets[name])

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from llmtrain.commands.options import JsonOption, show
-
-PROBLEMS_FOUND = 1  # exit code
+from llmtrain.errors import ExitCode
 
 
 def command(
@@ -22,7 +21,7 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Check training manifests for common mistakes. Prints file, line, reason and fix of each, errors first. Exits with
-    1 on errors and warnings, with 64 if a file is not a manifest."""
+    1 on errors and warnings, with 2 if no pods in the files train, with 64 if a file is not a manifest."""
     from llmtrain.lint.check_manifests import lint
     from llmtrain.lint.source import read_sources
 
@@ -33,8 +32,10 @@ def command(
         Console(highlight=False, soft_wrap=True).print(report.colored())
     else:
         show(json_, report.as_dict(is_strict=strict), report.text())
+    if report.is_unknown:
+        raise typer.Exit(ExitCode.CANNOT_TELL)
     if not report.is_ok(is_strict=strict):
-        raise typer.Exit(PROBLEMS_FOUND)
+        raise typer.Exit(ExitCode.PROBLEM)
 
 
 def _is_colored() -> bool:

@@ -1,12 +1,20 @@
 """Options that several commands share, and the output of a result."""
 
+import inspect
 import json
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import wraps
 from typing import Annotated, Any
 
 import typer
 
-from llmtrain.terminal import discard, say
+from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption
+from llmtrain.core.arguments import MINIMUM, ClusterPlace, Sampling, Source
+from llmtrain.core.redact import redact_words
+from llmtrain.core.terminal import Color, discard, say
+from llmtrain.errors import UsageError
 
 
 def complete_preset(incomplete: str) -> list[str]:
@@ -43,6 +51,10 @@ RunOption = Annotated[
     str | None,
     typer.Option("--run", help="Run id or path of a run directory.", show_default=False, autocompletion=complete_run),
 ]
+RunArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help="As --run.", show_default=False, autocompletion=complete_run),
+]
 AdapterOption = Annotated[
     str | None, typer.Option("--adapter", help="Directory of a peft adapter.", show_default=False)
 ]
@@ -67,24 +79,123 @@ CheckpointOption = Annotated[
     str, typer.Option("--checkpoint", help="best (or latest if there is none), latest, or step_<N>.")
 ]
 
-DEFAULT_ROOT = "runs"
-"""The default of output.root_dir, repeated here because importing the schema would slow down --help."""
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+DEFAULT_ROOT = Source.root
+"""The default of output.root_dir too, whose module is not imported because it would slow down --help."""
+
+# Groups: a command that takes a Source, a Sampling or a ClusterPlace has one option per field of it.
+SOURCE = Source()
+SAMPLING = Sampling()
+CURRENT = ClusterPlace()
+RUN_ARGUMENT = "run_argument"
+"""Name of the argument in the parser; a command that takes a Source accepts the run without --run too."""
+_GROUP_OPTIONS: dict[str, Any] = {
+    "namespace": NamespaceOption,
+    "kubeconfig": KubeconfigOption,
+    "context": ContextOption,
+    "run": RunOption,
+    "adapter": AdapterOption,
+    "model": ModelOption,
+    "checkpoint": CheckpointOption,
+    "root": RootOption,
+    "max_new_tokens": Annotated[
+        int, typer.Option(min=MINIMUM["max_new_tokens"], help="Maximum number of tokens to generate.")
+    ],
+    "temperature": Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")],
+    "top_k": Annotated[int, typer.Option(min=MINIMUM["top_k"], help="Sample from this many most likely tokens.")],
+    "seed": Annotated[int, typer.Option(min=MINIMUM["seed"], help="Random seed.")],
+    "top_p": Annotated[
+        float | None, typer.Option(help="Sample from the most likely tokens that have this total probability.")
+    ],
+}
+
+
+def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with one option per field of its groups. The default of a group has the defaults of the options."""
+    groups: dict[str, Source | Sampling | ClusterPlace] = {}
+    parameters = []
+    for parameter in inspect.signature(command).parameters.values():
+        group = parameter.default
+        if not isinstance(group, Source | Sampling | ClusterPlace):
+            parameters.append(parameter)
+            continue
+        groups[parameter.name] = group
+        for name, default in vars(group).items():
+            parameters.append(parameter.replace(name=name, annotation=_GROUP_OPTIONS[name], default=default))
+        if isinstance(group, Source):
+            parameters.append(parameter.replace(name=RUN_ARGUMENT, annotation=RunArgument, default=None))
+
+    signature = inspect.Signature(parameters)
+
+    @wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        bound = signature.bind(*arguments, **options)
+        bound.apply_defaults()
+        values = bound.arguments
+        for parameter, group in groups.items():
+            given = {name: values.pop(name) for name in vars(group)}
+            if isinstance(group, Source):
+                given["run"] = _one_run(values.pop(RUN_ARGUMENT), given["run"])
+            values[parameter] = replace(group, **given)
+        command(**values)
+
+    # Typer reads the names and defaults from the one and the types from the other.
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _one_run(argument: str | None, option: str | None) -> str | None:
+    """The run, given as an argument or with --run."""
+    if argument is not None and option is not None:
+        raise UsageError(
+            f"The run was given twice: '{argument}' and --run '{option}'.",
+            remedy="Pass one run, with or without --run.",
+        )
+    return option if argument is None else argument
 
 
 def shorthands(overrides: list[str] | None, model: str | None, tokenizer: str | None, is_local: bool) -> list[str]:
     """The overrides, followed by those of the shorthand options."""
-    more = [f"model.path={json.dumps(model)}"] if model is not None else []
-    more += [f"model.tokenizer_path={json.dumps(tokenizer)}"] if tokenizer is not None else []
-    more += ["model.local_files_only=true"] if is_local or model is not None else []
-    return [*(overrides or []), *more]
+    settings = list(overrides or [])
+    if model is not None:
+        settings.append(f"model.path={json.dumps(model)}")
+    if tokenizer is not None:
+        settings.append(f"model.tokenizer_path={json.dumps(tokenizer)}")
+    if is_local or model is not None:
+        settings.append("model.local_files_only=true")
+    return settings
 
 
-def show(as_json: bool, value: dict[str, Any], text: str) -> None:
-    """Print the result of a command as one JSON object, or as text. A closed pipe (`| head`) is not an error."""
+def given_options(ctx: typer.Context) -> list[str]:
+    """The options of the command line, without arguments and secrets, as one would type them again."""
+    words: list[str] = []
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        if source is None or source.name != "COMMANDLINE" or parameter.param_type_name != "option":
+            continue
+        name = next(option for option in parameter.opts if option.startswith("--"))
+        value = ctx.params[str(parameter.name)]
+        if isinstance(value, bool):
+            words.append(name)
+            continue
+        for item in value if isinstance(value, list | tuple) else [value]:
+            words += [name, str(item)]
+    return redact_words(words)
+
+
+def print_warning(text: str) -> None:
+    say(f"warning: {text}", sys.stderr, {"warning:": "yellow"})
+
+
+def show(as_json: bool, value: dict[str, Any], text: str, colors: Mapping[str, Color] | None = None) -> None:
+    """Print the result of a command as one JSON object, or as text, of which some words have `colors`. A closed pipe
+    (`| head`) is not an error."""
     try:
         if as_json:
             print(json.dumps(value, indent=2), flush=True)
         else:
-            say(text)
+            say(text, colors=colors)
     except BrokenPipeError:
         discard(sys.stdout)

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
-from llmtrain.commands.options import DEFAULT_ROOT, RootOption
+from llmtrain.commands.cluster_options import connect_to_namespace
+from llmtrain.commands.options import CURRENT, DEFAULT_ROOT, RootOption, with_option_groups
+from llmtrain.core.arguments import ClusterPlace
+from llmtrain.core.install import install_command
+from llmtrain.core.terminal import say
 from llmtrain.errors import UsageError
-from llmtrain.terminal import say
 
 if TYPE_CHECKING:
     from llmtrain.page.cluster_runs import ClusterRuns
@@ -18,6 +20,7 @@ DEFAULT_PORT = 8642
 _PACKAGES = ("starlette", "uvicorn")
 
 
+@with_option_groups
 def command(
     root: RootOption = DEFAULT_ROOT,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port. 0: any free port.")] = DEFAULT_PORT,
@@ -31,32 +34,33 @@ def command(
     allow_actions: Annotated[
         bool, typer.Option("--allow-actions", help="Let the page stop, resume, recover and delete runs.")
     ] = False,
-    namespace: NamespaceOption = None,
-    kubeconfig: KubeconfigOption = None,
-    context: ContextOption = None,
+    place: ClusterPlace = CURRENT,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object with the URL once the page can be opened.")
+    ] = False,
 ) -> None:
     """Show all runs in the browser: curves, ranks, logs and causes, live. With a kubeconfig, also the runs of a
     namespace. The printed URL contains a token: anyone who has it can see the runs."""
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise UsageError(
             f"`llmtrain page` needs packages that are not installed: {', '.join(missing)}.",
-            remedy="Run: pip install 'llmtrain[page]'",
+            remedy=f"Run: {install_command('page')}",
         )
     from llmtrain.page.serve import ServeOptions, serve
 
-    cluster = None if no_cluster else _cluster(kubeconfig, context, namespace)
-    serve(ServeOptions(root, host, port, certfile, keyfile, not no_open, allow_actions), cluster)
+    cluster = None if no_cluster else _cluster(place)
+    serve(ServeOptions(root, host, port, certfile, keyfile, not no_open, allow_actions, json_), cluster)
 
 
-def _cluster(kubeconfig: str | None, context: str | None, namespace: str | None) -> "ClusterRuns | None":
+def _cluster(place: ClusterPlace) -> "ClusterRuns | None":
     """None without a usable kubeconfig, unless an option asks for a cluster."""
     from llmtrain.kubernetes.kubeconfig import has_kubeconfig
 
-    is_asked_for = bool(kubeconfig or context or namespace)
-    if not is_asked_for and not has_kubeconfig(kubeconfig):
+    is_asked_for = place != CURRENT
+    if not is_asked_for and not has_kubeconfig(None):
         return None
     try:
-        cluster = connect(kubeconfig, context)
+        cluster, namespace = connect_to_namespace(place)
     except UsageError as problem:
         if is_asked_for:
             raise
@@ -64,4 +68,4 @@ def _cluster(kubeconfig: str | None, context: str | None, namespace: str | None)
         return None
     from llmtrain.page.cluster_runs import ClusterRuns
 
-    return ClusterRuns(cluster, namespace or cluster.namespace)
+    return ClusterRuns(cluster, namespace)

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from llmtrain.commands.options import ConfigOption, JsonOption, SetOption, show
-from llmtrain.errors import LlmtrainError
-from llmtrain.terminal import say
-from llmtrain.text import plural
+from llmtrain.core.terminal import say
+from llmtrain.core.text import plural
+from llmtrain.errors import ExitCode, LlmtrainError
 
 
 def command(
@@ -21,28 +21,30 @@ def command(
     try:
         _fetch(config, set_, json_)
     except LlmtrainError as error:
-        if report is None or error.exit_code not in (64, 65):
+        if report is None or error.exit_code not in (ExitCode.USAGE, ExitCode.FAILED):
             raise
-        from llmtrain.files import write_json
+        from llmtrain.core.files import write_json
 
         # `llmtrain node` raises it: most platforms restart an init container whatever its exit code.
         write_json(Path(report), error.as_dict())
-        say(f"error: {error}")
+        say(f"error: {error}", colors={"error:": "red"})
 
 
 def _fetch(config: str | None, set_: list[str] | None, json_: bool) -> None:
     from llmtrain.config.data import HubDatasetSection
     from llmtrain.config.load import load_config
     from llmtrain.config.model import HfCausalLmSection
+    from llmtrain.core.logs import log, setup_logging
     from llmtrain.data.hf_datasets import load_split
     from llmtrain.data.tokenizers.gpt2 import GPT2Tokenizer
     from llmtrain.hub.find import find_model
     from llmtrain.hub.needs import hub_needs
-    from llmtrain.logs import log, setup_logging
 
     loaded = load_config(config, set_ or [])
     setup_logging(loaded.logging)
-    model, data, needs = loaded.model, loaded.data, hub_needs(loaded)
+    model = loaded.model
+    data = loaded.data
+    needs = hub_needs(loaded.model, loaded.data)
     fetched = []
     if needs.model and isinstance(model, HfCausalLmSection):
         find_model(model.path, model.revision, False, code=model.trust_remote_code)

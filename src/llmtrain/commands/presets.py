@@ -1,11 +1,14 @@
 """llmtrain presets: the configs that ship with llmtrain, in the order in which to try them."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from llmtrain import registry
 from llmtrain.commands.options import JsonOption, complete_preset, show
+from llmtrain.core.terminal import fit_line, stream_width
 
 app = typer.Typer(help="List the presets that --config accepts by name, or show one.")
 
@@ -14,11 +17,7 @@ GROUPS = {
     "Fine-tune": ("lora_instruct", "full_finetune_small", "continue_pretrain"),
     "GPU": ("gpt2_124m", "gpt_modern_124m", "gpt_modern_350m", "lora_llama_1b"),
     "Kubernetes": (
-        "k8s_indexed_job",
-        "k8s_stateful_set",
-        "k8s_job_set",
-        "k8s_pytorch_job",
-        "k8s_train_job",
+        *(f"k8s_{kind}" for kind in registry.KINDS),
         "k8s_gpu_4x1",
         "k8s_gpu_64x8",
     ),
@@ -38,15 +37,22 @@ def list_command(ctx: typer.Context, json_: JsonOption = False) -> None:
     grouped = {name for names in GROUPS.values() for name in names}
     groups = {**GROUPS, _REST: tuple(name for name in presets if name not in grouped)}
     width = max(len(name) for name in presets)
+    columns = stream_width(sys.stdout)
     rows: list[dict[str, str]] = []
     lines: list[str] = []
     for group, names in groups.items():
         existing = [name for name in names if name in presets]
-        lines += ["", group] if lines and existing else [group] if existing else []
+        if not existing:
+            continue
+        if lines:
+            lines.append("")
+        lines.append(group)
         for name in existing:
             about = _about(presets[name])
             rows.append({"name": name, "path": str(presets[name]), "about": about, "group": group})
-            lines.append(f"  {name:<{width}}  {about}{' (default)' if name == DEFAULT_PRESET else ''}")
+            default = " (default)" if name == DEFAULT_PRESET else ""
+            line = f"  {name:<{width}}  {about}{default}"
+            lines.append(fit_line(line, columns, indent=width + 4) if columns else line)
     lines += ["", "Print one with `llmtrain presets show NAME`; copy it with `llmtrain init --preset NAME`."]
     show(json_, {"presets": rows}, "\n".join(lines))
 
@@ -63,7 +69,7 @@ def show_command(
 
     presets = list_presets()
     if name not in presets:
-        raise UsageError(f"There is no preset '{name}'.{nearest(name, presets)}", known=presets)
+        raise UsageError(f"There is no preset '{name}'.{nearest(name, presets)}", known=presets, like=name)
     text = preset_text(presets[name])
     show(json_, {"name": name, "path": str(presets[name]), "text": text}, text.rstrip("\n"))
 

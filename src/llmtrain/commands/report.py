@@ -7,16 +7,17 @@ from typing import Annotated, Literal
 import typer
 
 from llmtrain.commands.options import DEFAULT_ROOT, JsonOption, RootOption, complete_run, show
-from llmtrain.errors import LlmtrainError, UsageError
-from llmtrain.files import disk_full, is_full
-from llmtrain.text import format_bytes
+from llmtrain.core.files import disk_full, is_full
+from llmtrain.core.text import format_bytes
+from llmtrain.errors import UsageError
 
-COLUMNS_OF_IMAGES = 400
+DEFAULT_FILE = Path("report.html")
+COLUMNS_OF_IMAGES = 400  # points per curve, more than an image shows
 
 
 def command(
     runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Run ids or paths.", autocompletion=complete_run)],
-    to: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
+    to: Annotated[Path, typer.Option(help="File to write.")] = DEFAULT_FILE,
     format_: Annotated[
         Literal["html", "md"] | None,
         typer.Option(
@@ -38,28 +39,34 @@ def command(
     if not to.name or os.path.isdir(to):  # noqa: PTH112 (Path.is_dir raises where a directory may not be read)
         raise UsageError(f"--to {to} is a directory.", remedy="Pass the name of a file, such as report.html.")
     found = [find_run(root, run) for run in dict.fromkeys(runs)]
-    is_markdown = format_ == "md" or (format_ is None and to.suffix.lower() in (".md", ".markdown"))
-    if is_markdown:
-        to = to.with_suffix(".md") if to == Path("report.html") else to
+    contents = {}
+    if format_ == "md" or (format_ is None and to.suffix.lower() in (".md", ".markdown")):
+        if to == DEFAULT_FILE:
+            to = to.with_suffix(".md")
         files = report_markdown([run_data(run, COLUMNS_OF_IMAGES) for run in found], to.stem)
-        contents = {to.with_name(name) if name.endswith(".svg") else to: text for name, text in files.items()}
+        for name, text in files.items():
+            path = to.with_name(name) if name.endswith(".svg") else to
+            contents[path] = text
     else:
-        contents = {to: report_html(found)}
+        contents[to] = report_html(found)
     for path, text in reversed(contents.items()):  # images before the file that shows them
         _write(path, text)
-    value = {"runs": [run.run_id for run in found], "files": [str(path) for path in contents]}
+    paths = [str(path) for path in contents]
     size = sum(len(text.encode()) for text in contents.values())
-    show(json_, {**value, "bytes": size}, f"{', '.join(value['files'])} written ({format_bytes(size)}).")
+    value = {"runs": [run.run_id for run in found], "files": paths, "bytes": size}
+    show(json_, value, f"{', '.join(paths)} written ({format_bytes(size)}).")
 
 
 def _write(path: Path, text: str) -> None:
-    from llmtrain.files import write_atomic
+    from llmtrain.core.files import write_atomic
 
     try:
         write_atomic(path, text)
     except OSError as problem:
-        error: LlmtrainError = UsageError(
-            f"Cannot write {path}: {problem.strerror or problem}.",
+        reason = problem.strerror or str(problem)
+        if is_full(problem):
+            raise disk_full(path.parent, reason) from None
+        raise UsageError(
+            f"Cannot write {path}: {reason}.",
             remedy="Pass --to with a file in a directory that exists and that you may write to.",
-        )
-        raise (disk_full(path.parent, problem.strerror or str(problem)) if is_full(problem) else error) from None
+        ) from None

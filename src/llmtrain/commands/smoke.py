@@ -1,11 +1,14 @@
 """llmtrain smoke: the smallest distributed training job, to test a new cluster."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmtrain.commands.options import ConfigOption, JsonOption, SetOption, show
-from llmtrain.commands.processes import forwarded_options, local_node, run_processes, worker_command
+from llmtrain.commands.processes import forwarded_options
+
+if TYPE_CHECKING:
+    from llmtrain.config.schema import Config
 
 
 def command(
@@ -24,24 +27,31 @@ def command(
     """Train a small classifier on synthetic samples, with the processes, network and device of a real run. Of the
     config only `run.device` and the section `distributed` are used."""
     from llmtrain.config.load import load_config
-    from llmtrain.logs import setup_logging
+    from llmtrain.core.logs import setup_logging
 
+    sizes = {"epochs": epochs, "batch": batch, "samples": samples, "features": features, "classes": classes}
     loaded = load_config(config, set_ or [])
     setup_logging(loaded.logging)
-    if processes:
-        sizes = {"epochs": epochs, "batch": batch, "samples": samples, "features": features, "classes": classes}
-        arguments = [
-            part for name, value in {**sizes, "lr": lr, "seed": seed}.items() for part in (f"--{name}", str(value))
-        ]
-        command = worker_command("smoke", *arguments, *forwarded_options(config, set_ or [], json_))
-        run_processes(local_node(processes), command, loaded.distributed)
+    if not processes:
+        smoke_here(loaded, json_, lr=lr, seed=seed, **sizes)
         return
+    from llmtrain.distributed.workers import local_node, run_processes, worker_command
+
+    words = ["smoke"]
+    for name, value in {**sizes, "lr": lr, "seed": seed}.items():
+        words += [f"--{name}", str(value)]
+    words += forwarded_options(config, set_ or [], json_)
+    run_processes(local_node(processes), worker_command(*words), loaded.distributed)
+
+
+def smoke_here(loaded: "Config", json_: bool, **options: Any) -> None:
+    """Train in this process, with the defaults of train_classifier for what is not given."""
     from llmtrain.training.shutdown import StopFlag
 
     with StopFlag():  # nothing is saved, so a signal ends it immediately
         from llmtrain.training.smoke import train_classifier
 
-        result = train_classifier(loaded, epochs, batch, samples, features, classes, lr, seed)
+        result = train_classifier(loaded.distributed, loaded.run, **options)
     if result is not None:
         show(json_, result, _text(result))
 

@@ -7,28 +7,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmtrain.commands.cluster_options import (
-    AllNamespacesOption,
-    ContextOption,
-    KubeconfigOption,
-    NamespaceOption,
-    RecoverOption,
-    connect,
-)
-from llmtrain.commands.options import JsonOption, show
+from llmtrain.commands.cluster_options import AllNamespacesOption, RecoverOption, connect_to_namespace
+from llmtrain.commands.options import CURRENT, JsonOption, show, with_option_groups
+from llmtrain.core.arguments import ClusterPlace
+from llmtrain.core.terminal import printable, say
 from llmtrain.errors import ClusterError, UsageError
-from llmtrain.terminal import printable, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from llmtrain.kubernetes.client import Cluster
+    from llmtrain.operate.cluster_run import ClusterRun
     from llmtrain.operate.status.run_status import RunStatus
 
 REFRESH_SEC = 2.0
 TAIL_LINES = 20  # log lines shown when watching starts
 
 
+@with_option_groups
 def command(
     run: Annotated[
         str | None, typer.Argument(metavar="RUN", help="Run id. Default: all runs.", show_default=False)
@@ -39,13 +35,11 @@ def command(
     plot: Annotated[bool, typer.Option("--plot", help="Also show the loss curves of one run.")] = False,
     recover: RecoverOption = None,
     all_namespaces: AllNamespacesOption = False,
-    namespace: NamespaceOption = None,
-    kubeconfig: KubeconfigOption = None,
-    context: ContextOption = None,
+    place: ClusterPlace = CURRENT,
     json_: JsonOption = False,
 ) -> None:
     """Show the status of runs: all runs of a namespace, or one run with its pods."""
-    if all_namespaces and (run or namespace):
+    if all_namespaces and (run or place.namespace):
         raise UsageError("--all-namespaces cannot be combined with RUN or --namespace.", remedy="Omit one of them.")
     if watch and json_ and not run:
         raise UsageError("--watch --json needs a run: it prints one object when the run ends.", remedy="Pass a run id.")
@@ -55,39 +49,35 @@ def command(
         )
     if plot and (not run or watch or json_):
         raise UsageError("--plot needs a run, and neither --watch nor --json.", remedy="Pass a run id only.")
-    cluster = connect(kubeconfig, context, run)
-    selected = None if all_namespaces else namespace or cluster.namespace
+    cluster, namespace = connect_to_namespace(place, run)
     if run is None:
-        _show_all(cluster, selected, watch, json_)
+        _show_all(cluster, None if all_namespaces else namespace, watch, json_)
+        return
+    from llmtrain.operate.cluster_run import ClusterRun
+
+    found = ClusterRun.find(cluster, run, namespace)
+    if watch:
+        _watch_one(found, recover, json_)
     else:
-        _show_one(cluster, run, str(selected), watch, plot, recover, json_)
+        _show_one(found, plot, json_)
 
 
-def _show_one(
-    cluster: "Cluster", run: str, namespace: str, watch: bool, plot: bool, recover_after: float | None, json_: bool
-) -> None:
-    from llmtrain.launch.record import find_record
-    from llmtrain.operate.status.run_status import run_status
+def _show_one(run: "ClusterRun", plot: bool, json_: bool) -> None:
     from llmtrain.operate.status.tables import run_text
 
-    record = find_record(cluster, run, namespace)
-    if not watch:
-        status = run_status(cluster, record)
-        show(json_, status.as_dict(), run_text(status))
-        if plot:
-            from llmtrain.commands.loss_plot import print_plot
-            from llmtrain.operate.status.log_curves import log_curves
+    status = run.status()
+    show(json_, status.as_dict(), run_text(status))
+    if plot:
+        from llmtrain.commands.loss_plot import print_plot
+        from llmtrain.operate.status.log_curves import log_curves
 
-            print_plot(log_curves(cluster, record), run)
-        return
+        print_plot(log_curves(run.look()), status.run_id)
 
-    from llmtrain.operate.status.watch import follow
 
+def _watch_one(run: "ClusterRun", recover_after: float | None, json_: bool) -> None:
     out = sys.stderr if json_ else sys.stdout  # stdout is for the JSON object
     try:
-        status = follow(
-            cluster, record, is_terminal=out.isatty(), out=out, tail=TAIL_LINES, recover_after=recover_after
-        )
+        status = run.follow(out, is_terminal=out.isatty(), tail=TAIL_LINES, recover_after=recover_after)
     except KeyboardInterrupt:  # stops watching, not the run
         return
     if json_:
@@ -95,13 +85,15 @@ def _show_one(
 
 
 def _show_all(cluster: "Cluster", namespace: str | None, watch: bool, json_: bool) -> None:
-    from llmtrain.operate.status.run_status import all_status
+    from llmtrain.operate.status.all_runs import all_status
     from llmtrain.operate.status.tables import runs_table
 
     where = f"namespace {namespace}" if namespace else "any namespace"
 
     def text(runs: "list[RunStatus]") -> str:
-        return runs_table(runs, with_namespace=namespace is None) if runs else f"No runs in {where} of {cluster.name}."
+        if not runs:
+            return f"No runs in {where} of {cluster.name}."
+        return runs_table(runs, with_namespace=namespace is None)
 
     if not watch:
         runs = all_status(cluster, namespace)

@@ -1,48 +1,42 @@
 """llmtrain stop: save a checkpoint and stop a run."""
 
 import sys
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, RunArgument, connect
-from llmtrain.commands.options import JsonOption, show
-from llmtrain.errors import LlmtrainError, UsageError
-from llmtrain.terminal import say
-
-if TYPE_CHECKING:
-    from llmtrain.kubernetes.client import Cluster
-    from llmtrain.launch.record import Record
+from llmtrain.commands.cluster_options import RunArgument, find_run
+from llmtrain.commands.options import CURRENT, JsonOption, print_warning, show, with_option_groups
+from llmtrain.core.arguments import ClusterPlace
+from llmtrain.core.terminal import say
+from llmtrain.core.text import plural
 
 
+@with_option_groups
 def command(
     run: RunArgument,
-    namespace: NamespaceOption = None,
-    kubeconfig: KubeconfigOption = None,
-    context: ContextOption = None,
+    place: ClusterPlace = CURRENT,
     json_: JsonOption = False,
 ) -> None:
     """Save a checkpoint and stop a run. Its objects are removed; its data and its record are kept."""
-    from llmtrain.commands.watch import MODES_WITH_FILES
-    from llmtrain.launch import lifecycle
-    from llmtrain.launch.record import find_record
-    from llmtrain.operate.status.run_status import run_status
+    found = find_run(run, place)
+    stopped = found.stop(on_wait=PodCount(), on_line=print_log_line)
+    if stopped.had_ended:
+        sentences = [f"Run {run} had already {stopped.state}; its objects were removed."]
+    else:
+        sentences = [f"Run {run} stopped.", f"Resume it: llmtrain resume {found.in_commands}."]
+    if found.record.has_files:
+        sentences.append(f"Download it: llmtrain fetch {found.in_commands}.")
+    value = {
+        "run_id": run,
+        "namespace": found.record.namespace,
+        "state": stopped.state,
+        "lost_pods": stopped.lost_pods,
+    }
+    show(json_, value, " ".join(sentences))
+    warn_of_stuck_pods(stopped.lost_pods)
 
-    cluster = connect(kubeconfig, context, run)
-    record = find_record(cluster, run, namespace or cluster.namespace)
-    try:
-        before = run_status(cluster, record, with_usage=False).state
-    except UsageError:  # malformed objects can still be removed
-        before = None
-    ended_as = before if before in ("finished", "failed") else None
-    print_rank0_log(cluster, record)
-    stuck = lifecycle.stop(cluster, record, PodCount(), ended_as)
-    state = ended_as or "stopped"
-    named = f"{run}{cluster.place(record.namespace)}"
-    text = f"Run {run} had already {state}; its objects were removed." if ended_as else f"Run {run} stopped."
-    text += "" if ended_as else f" Resume it: llmtrain resume {named}."
-    text += f" Download it: llmtrain fetch {named}." if record.work.mode in MODES_WITH_FILES else ""
-    show(json_, {"run_id": run, "namespace": record.namespace, "state": state, "lost_pods": stuck}, text)
-    warn_of_stuck_pods(stuck)
+
+def print_log_line(line: str) -> None:
+    say(line, sys.stderr)
 
 
 class PodCount:
@@ -54,35 +48,12 @@ class PodCount:
     def __call__(self, pods: list[dict[str, Any]]) -> None:
         active = sum(pod.get("status", {}).get("phase") not in ("Succeeded", "Failed") for pod in pods)
         if active and active != self._last:
-            say(f"waiting for {active} pod{'s' if active != 1 else ''} to save and exit", sys.stderr)
+            say(f"waiting for {plural(active, 'pod')} to save and exit", sys.stderr)
         self._last = active
-
-
-def print_rank0_log(cluster: "Cluster", record: "Record") -> None:
-    """Print new log lines of rank 0 in the background: whether and where it saves."""
-    from llmtrain.operate.status.run_status import run_status
-
-    try:
-        first = [pod for pod in run_status(cluster, record, with_log=False, with_usage=False).pods if pod.index == 0]
-    except UsageError:  # stopping does not depend on the log
-        return
-
-    def copy(pod: str) -> None:
-        try:
-            for line in cluster.log(pod, record.namespace, record.workload.container, tail=0, follow=True):
-                say(line, sys.stderr)
-        except LlmtrainError:  # stopping does not depend on the log
-            return
-
-    for pod in first:
-        if pod.phase == "Running":
-            threading.Thread(target=copy, args=(pod.name,), daemon=True).start()
 
 
 def warn_of_stuck_pods(pods: list[str]) -> None:
     if pods:
-        say(
-            f"warning: {', '.join(pods)} did not exit in time. If its node is unreachable, the pod stays "
-            "until the node is back.",
-            sys.stderr,
+        print_warning(
+            f"{', '.join(pods)} did not exit in time. If its node is unreachable, the pod stays until the node is back."
         )

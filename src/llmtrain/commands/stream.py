@@ -2,7 +2,7 @@
 
 import sys
 
-from llmtrain.terminal import printable
+from llmtrain.core.terminal import printable
 
 
 class TextStream:
@@ -28,5 +28,5 @@ class TextStream:
 
 
 def is_streaming(as_json: bool) -> bool:
-    """Whether somebody reads along. Elsewhere the result is printed when it is complete."""
+    """Whether standard output is a terminal, so that text is printed as it is generated."""
     return sys.stdout.isatty() and not as_json

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from llmtrain.commands.options import DEFAULT_ROOT, JsonOption, RootOption, show
-from llmtrain.text import format_bytes, plural
+from llmtrain.core.text import format_bytes, plural
 
 
 def command(
@@ -18,7 +18,7 @@ def command(
 ) -> None:
     """Copy a run directory to S3 or a compatible store. Repeated, it sends only new files."""
     from llmtrain.config.logging import LoggingSection
-    from llmtrain.logs import setup_logging
+    from llmtrain.core.logs import setup_logging
     from llmtrain.runs.directory import find_run
     from llmtrain.runs.sync import sync_run
 

@@ -19,11 +19,22 @@ def group() -> None:
 def train_command(
     file: Annotated[list[str], typer.Option("--file", "-f", help="Text file or glob. Repeatable.")],
     to: Annotated[str, typer.Option("--to", help="Output directory. It must not contain a tokenizer.")],
+    text_column: Annotated[
+        str | None,
+        typer.Option(
+            "--text-column",
+            metavar="NAME",
+            help="Column that holds the text in JSON, JSON lines, CSV, TSV and Parquet files.",
+            show_default=False,
+        ),
+    ] = None,
     vocab_size: Annotated[int, typer.Option(min=1, help="Number of tokens, at least 257.")] = 8192,
     json_: JsonOption = False,
 ) -> None:
     """Train a byte-level BPE tokenizer on text and write it as a Hugging Face tokenizer directory."""
-    from llmtrain.data.text.reader import expand_files, read_chunks
+    from llmtrain.data.records.usable import UsableRecords
+    from llmtrain.data.text.documents import DocumentReader
+    from llmtrain.data.text.reader import expand_files
     from llmtrain.data.tokenizers.bpe import train_bpe
     from llmtrain.errors import UsageError
 
@@ -31,7 +42,9 @@ def train_command(
     if (directory / "tokenizer.json").exists():
         raise UsageError(f"{directory} already contains a tokenizer.", remedy="Choose another directory for --to.")
     files = expand_files(file, "--file")
-    tokenizer = train_bpe((chunk.text for path in files for chunk in read_chunks(path)), vocab_size, directory)
+    records = UsableRecords("skip", "--text-column", "record")
+    reader = DocumentReader(text_column, records, nul_ends_text=False, field="--text-column")
+    tokenizer = train_bpe((chunk.text for path in files for chunk in reader.read(path)), vocab_size, directory)
     result = {"to": str(directory), "vocab_size": tokenizer.vocab_size, "files": len(files)}
     plural = "s" if len(files) > 1 else ""
     show(

@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,21 +21,14 @@ from llmtrain.commands.options import (
     shorthands,
     show,
 )
-from llmtrain.commands.processes import (
-    diagnosed_join_errors,
-    forwarded_options,
-    local_node,
-    run_processes,
-    worker_command,
-)
+from llmtrain.commands.processes import diagnosed_join_errors, forwarded_options
+from llmtrain.core.files import is_full
+from llmtrain.core.logs import is_debugging, setup_logging
+from llmtrain.core.progress import phases
+from llmtrain.core.terminal import discard, printable, stream_width
+from llmtrain.core.text import plural
 from llmtrain.errors import TrainingFailed, UsageError
-from llmtrain.files import is_full
-from llmtrain.logs import is_debugging, log, setup_logging
-from llmtrain.progress import phases
-from llmtrain.runs.directory import RunDirectory, new_run
-from llmtrain.runs.exit_report import report_to_run
-from llmtrain.terminal import discard, printable
-from llmtrain.text import plural
+from llmtrain.runs.directory import new_run
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import Config
@@ -79,25 +73,37 @@ def command(
 ) -> None:
     """Train a model. The default config is the preset gpt_stdlib."""
     _check_options(from_, resume, dry_run, processes, {"model": model_local_dir, "tokenizer": tokenizer_local_dir})
+    from llmtrain.config.load import DEFAULT_PRESET
+    from llmtrain.training.requirements import check_requirements
+
     overrides = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
     config, overrides, loaded = _load(config, overrides, resume, from_, processes or 1)
     setup_logging(loaded.logging)
+    if not (resume or _is_launched()):  # a finished run needs no data, and in a pod only rank 0 reads it
+        check_requirements(config or DEFAULT_PRESET, loaded.sections())
     if processes:
-        options = ["--from", from_] if from_ else []
-        options += ["--allow-config-change"] if allow_config_change else []
-        _train_in_processes(loaded, processes, max_restarts, config, overrides, resume, options, json_)
+        from llmtrain.training.local_processes import train_in_processes
+
+        options = forwarded_options(config, overrides, json_)
+        if from_:
+            options += ["--from", from_]
+        if allow_config_change:
+            options.append("--allow-config-change")
+        train_in_processes(loaded, processes, max_restarts, resume, options)
         return
-    _train_here(loaded, resume, from_, dry_run, allow_config_change, json_)
+    train_here(loaded, json_, resume, from_, dry_run, allow_config_change)
 
 
-def _train_here(
-    loaded: "Config", resume: str | None, from_: str | None, dry_run: bool, allow_config_change: bool, json_: bool
+def train_here(
+    loaded: "Config",
+    json_: bool,
+    resume: str | None = None,
+    from_: str | None = None,
+    dry_run: bool = False,
+    allow_config_change: bool = False,
 ) -> None:
     """Train in this process."""
-    from llmtrain.distributed.env import NAMES
-
-    is_launched = any(name in os.environ for names in NAMES.values() for name in names)
-    if not (is_launched or resume or dry_run):  # of several processes, rank 0 may have created it already
+    if not (_is_launched() or resume or dry_run):  # of several processes, rank 0 may have created it already
         new_run(loaded.output.root_dir, loaded.output.run_id, loaded.run.name)  # before torch is loaded
 
     from llmtrain.training.shutdown import StopFlag
@@ -108,7 +114,8 @@ def _train_here(
             from llmtrain.training.dry_run import dry_run as report_sizes
 
             report = report_sizes(loaded)
-            show(json_, report, _dry_run_text(report))
+            if report is not None:
+                show(json_, report, _dry_run_text(report))
         else:
             from llmtrain.distributed.world import current_process_info
             from llmtrain.training.run import run_training
@@ -118,7 +125,14 @@ def _train_here(
             with diagnosed_join_errors(loaded):
                 result = run_training(loaded, resume, allow_config_change, stop, start_from=from_)
             if current_process_info(loaded.distributed).rank == 0:
-                _show(json_, result)
+                _show(json_, result.as_dict())
+
+
+def _is_launched() -> bool:
+    """Whether a launcher such as torchrun has started this process, perhaps as one of several."""
+    from llmtrain.distributed.platform_env import NAMES
+
+    return any(name in os.environ for names in NAMES.values() for name in names)
 
 
 def _check_options(
@@ -139,38 +153,9 @@ def _check_options(
             )
 
 
-def _train_in_processes(
-    loaded: "Config",
-    processes: int,
-    max_restarts: int,
-    config: str | None,
-    overrides: list[str],
-    resume: str | None,
-    options: list[str],
-    json_: bool,
-) -> None:
-    """Train in several processes. The run id is chosen here, so that restarted processes find their run."""
-    from llmtrain.distributed.batch_split import micro_batches_in_step
-    from llmtrain.training.resume import find_resumed_run
-
-    micro_batches_in_step(loaded, processes)
-    arguments = ["train", *forwarded_options(config, overrides, json_), *options]
-    run: RunDirectory | None
-    if resume is None:
-        run = new_run(loaded.output.root_dir, loaded.output.run_id, loaded.run.name)
-        arguments += ["--set", f"output.run_id={run.run_id}", "--resume", "auto"]
-    else:
-        run = find_resumed_run(loaded, resume)
-        arguments += ["--resume", resume]
-    if run:
-        report_to_run(run.absolute().exits)
-    log("SETUP", f"starting {plural(processes, 'process')}")
-    run_processes(local_node(processes), worker_command(*arguments), loaded.distributed, max_restarts)
-
-
 def _diagnose(config: "Config") -> None:
     """LLMTRAIN_DEBUG=1: print the report of `llmtrain doctor` first."""
-    from llmtrain.diagnose import diagnose
+    from llmtrain.doctor.diagnose import diagnose
     from llmtrain.doctor.report import Report
 
     print(Report(diagnose(config)).text(is_terminal=sys.stderr.isatty()), file=sys.stderr, flush=True)
@@ -191,9 +176,11 @@ def _load(
         return config, overrides, config_to_resume(str(resume), overrides)
     loaded = load_config(config, overrides, processes=processes)
     if processes > 1:
-        trainer = loaded.trainer
-        batch = {"micro_batch_size": trainer.micro_batch_size, "grad_accum_steps": trainer.grad_accum_steps}
-        overrides = [*overrides, *(f"trainer.{name}={value}" for name, value in batch.items())]
+        overrides = [
+            *overrides,
+            f"trainer.micro_batch_size={loaded.trainer.micro_batch_size}",
+            f"trainer.grad_accum_steps={loaded.trainer.grad_accum_steps}",
+        ]
     if resume not in (None, "auto") and not is_checkpoint_path(str(resume)):
         find_run(loaded.output.root_dir, str(resume))  # a missing run is refused before torch is loaded
     return config, overrides, loaded
@@ -201,7 +188,7 @@ def _load(
 
 def _show(as_json: bool, result: dict[str, Any]) -> None:
     try:
-        show(as_json, result, _result_text(result))
+        show(as_json, result, _result_text(result), {_best_text(result): "green"})
     except OSError as problem:
         discard(sys.stdout)
         raise TrainingFailed(
@@ -214,18 +201,30 @@ def _show(as_json: bool, result: dict[str, Any]) -> None:
 
 def _result_text(result: dict[str, Any]) -> str:
     lines = _sample_lines(result)
-    first_val, bits = result.get("first_val_loss"), result.get("final_bits_per_byte")
-    since = f" since step {result['resumed_from']}" if result.get("resumed_from") else ""
-    val_loss = f"{result['final_val_loss']:.4f}" if first_val is None else _from_to(first_val, result["final_val_loss"])
+    first_val = result.get("first_val_loss")
+    val_loss = f"{result['final_val_loss']:.4f}"
+    if first_val is not None:
+        val_loss = _from_to(first_val, result["final_val_loss"])
     lines += [
         f"train loss  {_from_to(result['first_train_loss'], result['final_train_loss'])}",
-        f"val loss    {val_loss}, best {result['best_val_loss']:.4f} at step {result['best_step']}",
-        *([f"bits/byte   {bits:.4f} on the validation text"] if bits is not None else []),
-        f"speed       {result['tokens_per_second']:,.0f} tokens/s{since}, {plural(result['steps'], 'step')}",
+        f"val loss    {val_loss}, {_best_text(result)}",
+    ]
+    bits = result.get("final_bits_per_byte")
+    if bits is not None:
+        lines.append(f"bits/byte   {bits:.4f} on the validation text")
+    speed = f"{result['tokens_per_second']:,.0f} tokens/s on average"
+    if result.get("resumed_from"):  # it is measured in this process only
+        speed += f" since step {result['resumed_from']}"
+    lines += [
+        f"speed       {speed}, {plural(result['steps'], 'step')}",
         f"state       sha256 {result['state_sha256'][:16]}...",
         f"run         {result['run_dir']}",
     ]
     return "\n".join([*lines, *_next_steps(result)])
+
+
+def _best_text(result: dict[str, Any]) -> str:
+    return f"best {result['best_val_loss']:.4f} at step {result['best_step']}"
 
 
 def _from_to(first: float, last: float) -> str:
@@ -233,51 +232,83 @@ def _from_to(first: float, last: float) -> str:
 
 
 def _sample_lines(result: dict[str, Any]) -> list[str]:
-    prompt, sample = (printable(result.get(name) or "").strip() for name in ("sample_prompt", "sample"))
+    prompt = printable(result.get("sample_prompt") or "").strip()
+    sample = printable(result.get("sample") or "").strip()
     if not sample:
         return []
-    title = ["The model's answer to:", "", *(f"  > {line}" for line in prompt.splitlines())]
-    lines = title if prompt else ["A sample the model wrote:"]
-    return ["", *lines, "", *(f"  | {line}" for line in sample.splitlines()), ""]
+    lines = ["", "A sample the model wrote:"]
+    if prompt:
+        lines = ["", "The model's answer to:", ""]
+        lines += [f"  > {line}" for line in prompt.splitlines()]
+    lines.append("")
+    width = stream_width(sys.stdout)
+    for line in sample.splitlines():
+        lines += [f"  | {part}" for part in _parts(line, width)]
+    lines.append("")
+    return lines
+
+
+def _parts(line: str, width: int | None) -> list[str]:
+    """A line of a sample, wrapped so that each part keeps its margin in a terminal of this width."""
+    if width is None:
+        return [line]
+    return textwrap.wrap(line, max(20, width - 4), drop_whitespace=False) or [line]
 
 
 def _next_steps(result: dict[str, Any]) -> list[str]:
     """What to do with a finished run: use it, train it longer, see its curve."""
-    is_default_root = Path(result["run_dir"]).parent == Path(DEFAULT_ROOT)
-    run = shlex.quote(result["run_id"] if is_default_root else result["run_dir"])
+    directory = Path(result["run_dir"])
+    run = result["run_dir"]
+    if directory.parent == Path(DEFAULT_ROOT):  # where the commands look for an id
+        run = result["run_id"]
+    run = shlex.quote(run)
+    length = f"trainer.max_steps={2 * result['steps']}"
     epochs = result.get("wanted", {}).get("max_epochs")
-    length = f"trainer.max_epochs={2 * epochs}" if epochs else f"trainer.max_steps={2 * result['steps']}"
-    uri = result.get("tracking_uri")
-    if uri:
-        curve = uri if uri.startswith("http") else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
-    elif (Path(result["run_dir"]) / "tensorboard").is_dir():
-        curve = f"tensorboard --logdir {shlex.quote(result['run_dir'])}"
-    else:
-        names = [name for name in ("report.html", "metrics.jsonl") if (Path(result["run_dir"]) / name).is_file()]
-        curve = str(Path(result["run_dir"]) / (names or ["metrics.jsonl"])[0])
+    if epochs:
+        length = f"trainer.max_epochs={2 * epochs}"
     return [
         "",
-        f"use it      llmtrain generate --run {run}",
+        f"use it      llmtrain generate {run}",
         f"train more  llmtrain train --resume {run} --set {length}",
-        f"curves      {curve}",
+        f"curves      {_where_curves_are(directory, result.get('tracking_uri'))}",
     ]
 
 
+def _where_curves_are(directory: Path, tracking_uri: str | None) -> str:
+    """A URL, a command or a file, of the best viewer that the run has data for."""
+    if tracking_uri and tracking_uri.startswith("http"):
+        return tracking_uri
+    if tracking_uri:
+        return f"mlflow ui --backend-store-uri {shlex.quote(tracking_uri)}"
+    if (directory / "tensorboard").is_dir():
+        return f"tensorboard --logdir {shlex.quote(str(directory))}"
+    if (directory / "report.html").is_file():
+        return str(directory / "report.html")
+    return str(directory / "metrics.jsonl")
+
+
 def _dry_run_text(report: dict[str, Any]) -> str:
+    model = f"{report['model']}, {report['parameters']:,} parameters"
+    if report["trainable_parameters"] < report["parameters"]:
+        model += f" ({report['trainable_parameters']:,} trained)"
+    step = f"{report['tokens_per_step']:,} tokens"
+    if report["world_size"] > 1:
+        step += f" of {report['world_size']} processes"
     return "\n".join(
         [
-            f"model       {report['model']}, {report['parameters']:,} parameters"
-            f"{_trained(report)}, on {report['device']}",
+            f"model       {model}, on {report['device']}",
             f"data        {report['train_tokens']:,} training tokens, {report['val_tokens']:,} for validation",
-            f"step        {report['tokens_per_step']:,} tokens; {report['steps']:,} steps are "
-            f"{report['epochs']} epochs",
+            f"step        {step}; {report['steps']:,} steps are {report['epochs']} epochs",
             f"first loss  {report['loss']:.4f}",
             f"memory      {report['state_bytes'] / 1e6:,.0f} MB for weights, gradients and optimizer; "
             f"{report['peak_memory_bytes'] / 1e6:,.0f} MB at the peak of this forward pass",
+            f"predicted   {_predicted_peak(report['plan'])}",
         ]
     )
 
 
-def _trained(report: dict[str, Any]) -> str:
-    trained = report["trainable_parameters"]
-    return f" ({trained:,} trained)" if trained < report["parameters"] else ""
+def _predicted_peak(plan: dict[str, Any]) -> str:
+    """`4,720 MB at the peak of a training step: fits (20 % of the memory)`"""
+    peak = (plan["memory"] or {}).get("peak")
+    amount = "memory of a training step" if peak is None else f"{peak / 1e6:,.0f} MB at the peak of a training step"
+    return f"{amount}: {plan['verdict']} ({plan['reason']})"

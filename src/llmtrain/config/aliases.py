@@ -139,7 +139,9 @@ def alias_of(name: str, is_section: bool) -> tuple[str, str] | None:
         return _SECTIONS[name], ""
     if name in _OTHER_UNIT:
         return _OTHER_UNIT[name]
-    return (_SAME_MEANING[name], "") if name in _SAME_MEANING else None
+    if name in _SAME_MEANING:
+        return _SAME_MEANING[name], ""
+    return None
 
 
 def all_targets() -> set[str]:

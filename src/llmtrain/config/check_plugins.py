@@ -1,23 +1,23 @@
-"""Checks the classes of a user's own that a config names: they can be imported, and accept their options."""
+"""Checks the plugins that a config names: they can be imported, and accept their options."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmtrain.config.data import CustomDataSection
+from llmtrain.config.data import PluginDataSection
 from llmtrain.config.document import Document, KeyPath
-from llmtrain.config.model import CustomModelSection
+from llmtrain.config.model import PluginModelSection
 from llmtrain.config.problems import Problems
 from llmtrain.config.schema import Config
 from llmtrain.errors import ConfigError, UsageError
-from llmtrain.plugins import describe_plugin, load_plugin, read_options, search_in
+from llmtrain.plugins import describe_plugin, load_plugin, option_problem, read_options, search_in
 from llmtrain.registry import PLUGINS
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A class of the user's own that a config names."""
+    """A plugin that a config names."""
 
     field: str
     """Key of registry.PLUGINS."""
@@ -31,11 +31,10 @@ class Choice:
 
 
 def choices(config: Config) -> Iterator[Choice]:
-    model, data = config.model, config.data
-    if isinstance(model, CustomModelSection):
-        yield Choice("model.name", ("model",), model.name, model.options)
-    if isinstance(data, CustomDataSection):
-        yield Choice("data.name", ("data",), data.name, data.options)
+    if isinstance(config.model, PluginModelSection):
+        yield Choice("model.name", ("model",), config.model.name, config.model.options)
+    if isinstance(config.data, PluginDataSection):
+        yield Choice("data.name", ("data",), config.data.name, config.data.options)
     for index, tracker in enumerate(config.tracking.custom):
         yield Choice("tracking.custom", ("tracking", "custom", str(index)), tracker.name, tracker.options)
 
@@ -50,11 +49,12 @@ def check_plugins(
     overridden_by: str = "--set",
     unchecked: list[str] | None = None,
 ) -> None:
-    """Import the classes that a config names, from `directories` and the current one too, and validate their options.
+    """Import the plugins that a config names, from `directories` and the current one too, and validate their options.
     All problems are raised as one ConfigError. `chosen`: only these. `overridden`: keys of
-    `overridden_by`. `unchecked`: gets a message for each class that needs a package which is not installed here,
+    `overridden_by`. `unchecked`: gets a message for each plugin that needs a package which is not installed here,
     instead of an error."""
-    chosen = list(choices(config)) if chosen is None else chosen
+    if chosen is None:
+        chosen = list(choices(config))
     if not chosen:
         return
     search_in([*directories, Path.cwd()])
@@ -77,14 +77,15 @@ def _problems(choice: Choice, unchecked: list[str] | None) -> Iterator[tuple[Key
         return
     for path, text in read_options(kind, choice.options)[1]:
         full = (*choice.path, "options", *path)
-        yield full, f"{'.'.join(full)}{'' if text.startswith('is unknown') else ':'} {text}"
+        yield full, option_problem(full, text)
 
 
 def describe_plugins(config: Config) -> dict[str, dict[str, Any]]:
-    """What a run records about the classes that its config names, by field."""
-    return {
-        choice.field if choice.path[0] != "tracking" else ".".join(choice.path): describe_plugin(
-            choice.name, choice.load()
-        )
-        for choice in choices(config)
-    }
+    """What a run records about the plugins that its config names, by field."""
+    described = {}
+    for choice in choices(config):
+        field = choice.field
+        if field == "tracking.custom":  # a list: tracking.custom.0
+            field = ".".join(choice.path)
+        described[field] = describe_plugin(choice.name, choice.load())
+    return described

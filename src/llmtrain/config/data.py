@@ -7,7 +7,18 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, JsonValue, Tag
 
-from llmtrain.config.section import ClassName, CountOrZero, MayChange, Names, Problem, Section, Text, kind_tag
+from llmtrain.config.section import (
+    PATH_PATTERN,
+    PLUGIN_TAG,
+    ClassName,
+    CountOrZero,
+    MayChange,
+    Names,
+    Problem,
+    Section,
+    Text,
+    kind_tag,
+)
 
 
 class DataSection(Section):
@@ -18,7 +29,7 @@ class DataSection(Section):
     tokenizer: MayChange[Text | None] = None
     """`byte`, `char` (one token per character of the text), `gpt2`, or a Hugging Face tokenizer directory
     (`llmtrain tokenizer train` makes one). null uses the model's own for `hf_causal_lm`, else `byte`."""
-    cache_dir: MayChange[str] = "~/.cache/llmtrain"
+    cache_dir: MayChange[Annotated[str, Field(pattern=PATH_PATTERN)]] = "~/.cache/llmtrain"
     """Directory of tokenized data, reused while source and tokenizer are unchanged. The default is, in pods,
     .cache/llmtrain on the runs volume."""
     num_workers: MayChange[CountOrZero] = 0
@@ -71,10 +82,16 @@ class PythonStdlibSection(HeldOutSection):
 
 
 class TextFilesSection(FilesSection):
-    """Local text files."""
+    """Local text files, or files of records that have a column of text."""
 
     name: Literal["text_files"] = "text_files"
     """Kind of data."""
+    text_column: Text | None = None
+    """Column (in JSON: field) that holds the text in JSON, JSON lines, CSV, TSV and Parquet files; each record is a
+    document. null reads every file as plain text, syntax included."""
+    on_bad_record: Literal["error", "skip"] = "error"
+    """What to do with a record that cannot be used (invalid JSON, a missing column, a value that is not text): stop
+    with an error that names it, or leave it out and count it."""
 
     def problems(self) -> Iterator[Problem]:
         if not self.files:
@@ -115,7 +132,7 @@ class ExampleDataSection(HubDatasetSection, ExampleBatchesSection):
     """Examples with a prompt and an answer each."""
 
     train_file: MayChange[Text | None] = None
-    """File of training examples, one JSON object per line."""
+    """File of training examples: JSON lines, a JSON array, CSV, TSV or Parquet."""
     val_file: MayChange[Text | None] = None
     """File of validation examples. null holds out `val_fraction` of the training examples."""
     on_bad_example: Literal["error", "skip"] = "error"
@@ -126,7 +143,7 @@ class ExampleDataSection(HubDatasetSection, ExampleBatchesSection):
         if not self.train_file and not self.dataset_name:
             yield (
                 ("train_file", "dataset_name"),
-                "data.train_file is empty. Set it to a file of JSON lines, or set data.dataset_name to a dataset on "
+                "data.train_file is empty. Set it to a file of examples, or set data.dataset_name to a dataset on "
                 "the Hugging Face Hub.",
             )
 
@@ -156,7 +173,7 @@ class ChatJsonlSection(ExampleDataSection):
     """Kind of data."""
 
 
-class CustomDataSection(ExampleBatchesSection):
+class PluginDataSection(ExampleBatchesSection):
     """A dataset class of your own (docs/extending.md). `train_on_prompt`, `packing` and `truncation` apply to examples
     only, not to text."""
 
@@ -173,6 +190,6 @@ DataConfig = Annotated[
     | Annotated[HfTextSection, Tag("hf_text")]
     | Annotated[InstructJsonlSection, Tag("instruct_jsonl")]
     | Annotated[ChatJsonlSection, Tag("chat_jsonl")]
-    | Annotated[CustomDataSection, Tag("custom")],
+    | Annotated[PluginDataSection, Tag(PLUGIN_TAG)],
     Discriminator(kind_tag("python_stdlib", "dummy_text", "text_files", "hf_text", "instruct_jsonl", "chat_jsonl")),
 ]

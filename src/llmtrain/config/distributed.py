@@ -51,7 +51,8 @@ class DistributedSection(Section):
     """Sum gradients in a fixed order, so that 1, 2 and 4 processes give the same bits (`ddp` only). The number of
     processes must be a power of two; it needs memory for a few more copies of the gradients."""
     find_unused_parameters: bool = False
-    """Let DDP search for parameters that a step did not use."""
+    """Let DDP search in each step for parameters that it does not use. Needed only by a model whose first step uses all
+    of them and a later one does not; for a model with parameters that are never used it is set automatically."""
     rank: CountOrZero | None = None
     """Rank of this process, if the environment does not set it."""
     world_size: PositiveInt | None = None
@@ -71,7 +72,8 @@ class DistributedSection(Section):
                 "distributed.reproducible_reduce requires distributed.strategy ddp or none, got fsdp, whose gradients "
                 "are summed by the collective library.",
             )
-        backend, endpoint = self.rendezvous.backend, self.rendezvous.endpoint
+        backend = self.rendezvous.backend
+        endpoint = self.rendezvous.endpoint
         if backend == "etcd-v2" and endpoint is None:
             yield (
                 ("rendezvous",),

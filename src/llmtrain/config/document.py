@@ -1,7 +1,6 @@
-"""YAML documents: `1e-3` is a number, a duplicate key is an error, and the line of each key is known."""
+"""Config documents: YAML of which the line of each key is known."""
 
-import re
-from collections.abc import Hashable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,55 +8,17 @@ from typing import Any, NamedTuple
 import yaml
 
 from llmtrain.config.yaml_errors import explain_yaml_error
+from llmtrain.config.yaml_values import IMPLICIT_RESOLVERS, load_dumped, load_yaml
 from llmtrain.errors import ConfigError, UsageError
 
 KeyPath = tuple[str, ...]
-MAX_LEVELS = 50
-"""Maximum depth of nesting. A config has four levels, plus those of Kubernetes syntax in `launch`."""
-MAX_VALUES = 100_000
-"""Maximum number of values of a document; a config may list thousands of files."""
-
-
-class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2 numbers: PyYAML reads 1e-3 as text, and 2:4 as the sexagesimal number 124."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys: set[object] = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node)
-            if not isinstance(key, Hashable):
-                continue  # the base class refuses it
-            if key in keys:
-                line = key_node.start_mark.line + 1
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"duplicate key '{key}' at line {line}", key_node.start_mark
-                )
-            keys.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in rows if tag not in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int")]
-    for first, rows in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_FLOAT = (
-    r"^(?:[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?(?:[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)"
-    r"|[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-)
-
-
-_INT = r"^(?:[-+]?0b[0-1_]+|[-+]?0[0-7_]+|[-+]?(?:0|[1-9][0-9_]*)|[-+]?0x[0-9a-fA-F_]+)$"
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_FLOAT), list("-+0123456789."))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(_INT), list("-+0123456789"))
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that the loader above would read as a number."""
+    """Quotes text that would be read as a number."""
 
 
-_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+_Dumper.yaml_implicit_resolvers = IMPLICIT_RESOLVERS
 
 
 def dump_document(values: dict[str, Any]) -> str:
@@ -77,7 +38,9 @@ class Place(NamedTuple):
         return self.file is not None
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:" if self.file else f"line {self.line}:"
+        if self.file:
+            return f"{self.file}:{self.line}:"
+        return f"line {self.line}:"
 
 
 @dataclass
@@ -92,12 +55,33 @@ class Document:
 
     def place(self, path: KeyPath) -> Place | None:
         line = self.lines.get(path)
-        return Place(line) if line else self.inherited.get(path)
+        if line:
+            return Place(line)
+        return self.inherited.get(path)
 
 
 def read_document(path: Path) -> Document:
+    return parse_document(_read_text(path), str(path))
+
+
+def read_dumped(path: Path, skipped: Collection[str] = ()) -> dict[str, Any]:
+    """The values of a file that dump_document wrote, faster than read_document. `skipped`: sections that are not
+    needed and are None here."""
+    return parse_dumped(_read_text(path), str(path), skipped)
+
+
+def parse_dumped(text: str, source: str, skipped: Collection[str] = ()) -> dict[str, Any]:
+    """The values of a text that dump_document wrote, faster than parse_document."""
     try:
-        text = path.read_text(encoding="utf-8")
+        values = load_dumped(text, skipped)
+    except (yaml.YAMLError, ValueError):  # damaged, or edited since: an alias may refer to a skipped section
+        return parse_document(text, source).values
+    return _as_mapping(values, source)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UsageError(
             f"Config file {path} does not exist.",
@@ -105,64 +89,31 @@ def read_document(path: Path) -> Document:
         ) from None
     except (OSError, UnicodeDecodeError) as problem:
         raise UsageError(f"Config file {path} cannot be read: {problem}.") from None
-    return parse_document(text, str(path))
 
 
 def parse_document(text: str, source: str) -> Document:
     try:
-        node, values = _load(text)
+        node, values = load_yaml(text)
     except (yaml.YAMLError, ValueError) as problem:
         what, line = explain_yaml_error(problem, text)
         raise ConfigError(source, [f"not valid YAML: {what}"], line) from None
-    if values is None:
-        values = {}
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise ConfigError(source, ["the document must be a mapping of sections, such as `model:`"])
     lines: dict[KeyPath, int] = {}
     _note_lines(node, (), lines)
-    return Document(source, values, lines)
+    return Document(source, _as_mapping(values, source), lines)
+
+
+def _as_mapping(values: Any, source: str) -> dict[str, Any]:
+    """The values of a whole document, which must be a mapping or empty."""
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ConfigError(source, ["the document must be a mapping of sections, such as `model:`"])
+    return values
 
 
 def parse_value(text: str) -> Any:
     """The value of `--set field=TEXT`, parsed as YAML, so that it has the type it would have in a file."""
-    return _load(text)[1]
-
-
-def _load(text: str) -> tuple[yaml.Node | None, Any]:
-    """The node tree of a text, and its value. Raises ValueError if it is too deep or too large."""
-    loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None, None
-        _measure(node, {}, 0)
-        return node, loader.construct_document(node)
-    except RecursionError:
-        raise ValueError(f"nested more than {MAX_LEVELS} levels deep") from None
-    finally:
-        loader.dispose()
-
-
-def _measure(node: yaml.Node, known: dict[int, int | None], level: int) -> int:
-    """Number of values of a tree with its aliases expanded: nine lines of aliases can expand to a billion values."""
-    if id(node) in known:
-        size = known[id(node)]
-        if size is None:
-            raise ValueError("a value refers to itself")
-        return size
-    if level > MAX_LEVELS:
-        raise ValueError(f"nested more than {MAX_LEVELS} levels deep")
-    known[id(node)] = None
-    children: list[yaml.Node] = []
-    if isinstance(node, yaml.MappingNode):
-        children = [child for pair in node.value for child in pair]
-    elif isinstance(node, yaml.SequenceNode):
-        children = node.value
-    size = 1 + sum(_measure(child, known, level + 1) for child in children)
-    if size > MAX_VALUES:
-        raise ValueError(f"more than {MAX_VALUES:,} values, with aliases expanded")
-    known[id(node)] = size
-    return size
+    return load_yaml(text)[1]
 
 
 def _note_lines(node: yaml.Node | None, path: KeyPath, lines: dict[KeyPath, int]) -> None:
@@ -172,3 +123,37 @@ def _note_lines(node: yaml.Node | None, path: KeyPath, lines: dict[KeyPath, int]
             here = (*path, str(key.value))
             lines[here] = key.start_mark.line + 1
             _note_lines(value, here, lines)
+
+
+MISSING: Any = object()
+
+
+def value_at(values: dict[str, Any], path: KeyPath) -> Any:
+    """The value at a path; None if there is none."""
+    found: Any = values
+    for name in path:
+        if not isinstance(found, dict):
+            return None
+        found = found.get(name)
+    return found
+
+
+def take_value(values: dict[str, Any], path: KeyPath) -> Any:
+    """Remove the value at a path and return it; MISSING if there is none."""
+    parent = value_at(values, path[:-1])
+    if isinstance(parent, dict):
+        return parent.pop(path[-1], MISSING)
+    return MISSING
+
+
+def put_value(values: dict[str, Any], path: KeyPath, value: Any) -> None:
+    """Set the value at a path; nothing if something else than a section is in the way (the schema refuses that)."""
+    target: Any = values
+    for name in path[:-1]:
+        if not isinstance(target, dict):
+            return
+        if target.get(name) is None:
+            target[name] = {}
+        target = target[name]
+    if isinstance(target, dict):
+        target[path[-1]] = value

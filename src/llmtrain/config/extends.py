@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from llmtrain.compat.upgrade import is_old, moved_lines, upgrade
 from llmtrain.config.document import Document, KeyPath, Place, read_document
+from llmtrain.config.kind_change import chosen_kind, drop_other_kinds
 from llmtrain.config.optimizer_change import change_optimizer, chosen_optimizer
+from llmtrain.config.problems import shown
 from llmtrain.config.schema import KINDS, SCHEMA_VERSION
-from llmtrain.config.upgrade import chosen_kind, drop_other_kinds, is_old, moved_lines, upgrade
 from llmtrain.errors import ConfigError, UsageError
 
 KEY = "extends"
@@ -29,7 +31,7 @@ def with_bases(
     while KEY in chain[-1].values:
         base_path = _base_path(chain[-1], seen[-1], find_base)
         if base_path.resolve() in [each.resolve() for each in seen]:
-            names = " -> ".join(each.name for each in (*seen, base_path))
+            names = " -> ".join(path.name for path in (*seen, base_path))
             raise _problem(chain[-1], f"extends leads back to {base_path.name}: {names}. Remove one of them.")
         seen.append(base_path)
         with _missing_base(chain[-1]):
@@ -42,11 +44,12 @@ def with_bases(
 
 
 def _base_path(document: Document, path: Path, find_base: FindBase) -> Path:
-    name, version = document.values[KEY], document.values.get("schema_version", SCHEMA_VERSION)
+    name = document.values[KEY]
+    version = document.values.get("schema_version", SCHEMA_VERSION)
     if not isinstance(name, str) or not name:
-        raise _problem(document, f"extends must be the path of a config or the name of a preset, got {name!r}.")
+        raise _problem(document, f"extends must be the path of a config or the name of a preset, got {shown(name)}.")
     if version != SCHEMA_VERSION:
-        raise _problem(document, f"extends needs schema_version {SCHEMA_VERSION}; here it is {version!r}.")
+        raise _problem(document, f"extends needs schema_version {SCHEMA_VERSION}; here it is {shown(version)}.")
     with _missing_base(document):
         return find_base(name, path.parent).absolute()
 
@@ -64,7 +67,9 @@ def _missing_base(document: Document) -> Iterator[None]:
 
 def _problem(document: Document, text: str) -> ConfigError:
     place = document.place((KEY,))
-    return ConfigError(document.source, [f"{place} {text}" if place else text])
+    if place:
+        text = f"{place} {text}"
+    return ConfigError(document.source, [text])
 
 
 def _current(base: Document, for_launch: bool) -> Document:
@@ -79,26 +84,37 @@ def _current(base: Document, for_launch: bool) -> Document:
 
 
 def _merged(document: Document, base: Document, notes: list[str]) -> Document:
-    own = {key: value for key, value in document.values.items() if key != KEY}
     inherited = {key: value for key, value in base.values.items() if key != KEY}
-    chosen = {section: chosen_kind(fields) for section in KINDS if isinstance(fields := own.get(section), dict)}
+    # `run:` without fields is an empty section, which says nothing.
+    derived = {key: value for key, value in document.values.items() if value is not None or key not in inherited}
+    derived.pop(KEY)
+    chosen = {}
+    for section in KINDS:
+        if isinstance(derived.get(section), dict):
+            chosen[section] = chosen_kind(derived[section])
     notes += drop_other_kinds(inherited, chosen).values()
-    places = {**base.inherited, **{path: Place(line, base.source) for path, line in base.lines.items()}}
-    places = {path: place for path, place in places.items() if _has(inherited, path)}
-    own = {key: value for key, value in own.items() if value is not None or key not in inherited}  # `run:` is empty
-    values = _overlay(inherited, own)
-    trainer = own.get("trainer")
-    fields = [f"trainer.{name}" for name in trainer] if isinstance(trainer, dict) else []
+    places = dict(base.inherited)
+    for path, line in base.lines.items():
+        places[path] = Place(line, base.source)
+    for path in list(places):
+        if not _has(inherited, path):  # drop_other_kinds has left it out
+            del places[path]
+    values = _overlay(inherited, derived)
+    fields: list[str] = []
+    trainer = derived.get("trainer")
+    if isinstance(trainer, dict):
+        fields = [f"trainer.{name}" for name in trainer]
     note = change_optimizer(values, chosen_optimizer(inherited), fields)
-    notes += [note] if note else []
+    if note:
+        notes.append(note)
     return Document(document.source, values, document.lines, places)
 
 
-def _overlay(base: Any, own: Any) -> Any:
+def _overlay(base: Any, over: Any) -> Any:
     """Mappings are merged key by key, anything else is replaced."""
-    if not isinstance(base, dict) or not isinstance(own, dict):
-        return own
-    return {**base, **{key: _overlay(base.get(key), value) for key, value in own.items()}}
+    if not isinstance(base, dict) or not isinstance(over, dict):
+        return over
+    return base | {key: _overlay(base.get(key), value) for key, value in over.items()}
 
 
 def _has(values: Any, path: KeyPath) -> bool:

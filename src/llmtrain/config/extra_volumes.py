@@ -33,22 +33,23 @@ def extra_volume_problems(volumes: list[dict[str, Any]], mounts: list[dict[str, 
 
 
 def _mount_problems(mount: dict[str, Any], names: list[Any]) -> Iterator[Problem]:
-    field, path = ("extra_mounts",), mount.get("mountPath")
+    path = mount.get("mountPath")
     if mount.get("name") not in names:
         yield (
             ("extra_mounts", "extra_volumes"),
             f"launch.extra_mounts: {mount.get('name')!r} is not one of launch.extra_volumes.",
         )
     if not isinstance(path, str) or not path.startswith("/"):
-        yield field, f"launch.extra_mounts: mountPath must be an absolute path, got {path!r}."
+        yield ("extra_mounts",), f"launch.extra_mounts: mountPath must be an absolute path, got {path!r}."
     elif path.rstrip("/") in OWN_MOUNTS or path.startswith("/config/"):
-        yield field, f"launch.extra_mounts: {path} is already used in pods. Choose another path."
+        yield ("extra_mounts",), f"launch.extra_mounts: {path} is already used in pods. Choose another path."
 
 
 def env_in(value: Any) -> Iterator[tuple[str, str]]:
     """(name, value) of every environment variable with a literal value in a part of a pod template."""
     if isinstance(value, dict):
-        name, text = value.get("name"), value.get("value")
+        name = value.get("name")
+        text = value.get("value")
         if isinstance(name, str) and isinstance(text, str):
             yield name, text
         for item in value.values():

@@ -15,6 +15,8 @@ NAMESPACE_PATTERN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"
 LABEL_KEY_PATTERN = r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 LABEL_VALUE_PATTERN = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
 
+AUTO = "auto"
+"""The memory that the config needs, by an estimate."""
 SUFFIXES: dict[str, int | Decimal] = {
     "": 1,
     "m": Decimal("0.001"),
@@ -29,7 +31,9 @@ SUFFIXES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 
 def _as_text(value: object) -> object:
     """A number as text, which Kubernetes requires."""
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return str(value)
 
 
 def _quantity(value: object) -> object:
@@ -37,6 +41,10 @@ def _quantity(value: object) -> object:
     if isinstance(text, str) and not re.fullmatch(r"[0-9]+(\.[0-9]+)?(m|[kMGTP]|[KMGTP]i)?", text):
         raise PydanticCustomError("quantity", "must be a quantity such as 500m, 2 or 4Gi")
     return text
+
+
+def _quantity_or_auto(value: object) -> object:
+    return value if value == AUTO else _quantity(value)
 
 
 def _nodes(value: object) -> object:
@@ -48,7 +56,9 @@ def _nodes(value: object) -> object:
 
 
 def _texts(value: object) -> object:
-    return {key: _as_text(item) for key, item in value.items()} if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        return value
+    return {key: _as_text(item) for key, item in value.items()}
 
 
 def _namespace(value: object) -> object:
@@ -60,7 +70,9 @@ def _namespace(value: object) -> object:
 def _labels(value: object) -> object:
     """Labels or annotation keys: only the values of labels have a restricted syntax."""
     labels = _texts(value)
-    for key, text in labels.items() if isinstance(labels, dict) else ():
+    if not isinstance(labels, dict):
+        return labels
+    for key, text in labels.items():
         if not isinstance(key, str) or not re.fullmatch(LABEL_KEY_PATTERN, key):
             raise PydanticCustomError("label", "keys must be names such as team or example.com/team")
         if isinstance(text, str) and not re.fullmatch(LABEL_VALUE_PATTERN, text):
@@ -72,7 +84,9 @@ def _labels(value: object) -> object:
 
 def _annotations(value: object) -> object:
     annotations = _texts(value)
-    for key in annotations if isinstance(annotations, dict) else ():
+    if not isinstance(annotations, dict):
+        return annotations
+    for key in annotations:
         if not isinstance(key, str) or not re.fullmatch(LABEL_KEY_PATTERN, key):
             raise PydanticCustomError("annotation", "keys must be names such as example.com/owner")
     return annotations
@@ -86,6 +100,7 @@ def _spread(value: object) -> object:
 
 
 Quantity = Annotated[str, BeforeValidator(_quantity, json_schema_input_type=str | float)]
+QuantityOrAuto = Annotated[str, BeforeValidator(_quantity_or_auto, json_schema_input_type=str | float)]
 NodeCount = Annotated[int | str, BeforeValidator(_nodes, json_schema_input_type=int | str)]
 KubeName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253)]
 Namespace = Annotated[str, BeforeValidator(_namespace), Field(pattern=NAMESPACE_PATTERN, max_length=NAME_LIMIT)]

@@ -11,6 +11,7 @@ from pydantic import Field
 from llmtrain import registry
 from llmtrain.config.extra_volumes import env_in, extra_volume_problems
 from llmtrain.config.kubernetes_types import (
+    AUTO,
     MOUNT_PATH_PATTERN,
     AccessMode,
     Annotations,
@@ -22,21 +23,22 @@ from llmtrain.config.kubernetes_types import (
     Namespace,
     NodeCount,
     Quantity,
+    QuantityOrAuto,
     Spread,
     UserId,
     amount,
     not_json,
 )
 from llmtrain.config.section import CountOrZero, Names, PositiveInt, Problem, Section, Text
-from llmtrain.redact import has_secret, is_secret_setting
+from llmtrain.core.redact import has_secret, is_secret_setting
 
 SINGLE_NODE_MODES = ("ReadWriteOnce", "ReadWriteOncePod")
-NO_TTL = ("stateful_set", "train_job")  # a StatefulSet never finishes, and a TrainJob has no such field
 # Labels that llmtrain, Kubernetes or an operator sets and selects pods by.
 RESERVED_LABELS = (
     *("app", "app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by"),
     *("job-name", "controller-uid", "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"),
 )
+OWN_RESOURCES = ("cpu", "memory", "ephemeral-storage")  # they have fields of their own
 OWN_PREFIXES = ("llmtrain", "llmtrain.dev")
 RESERVED_PREFIXES = (
     *OWN_PREFIXES,
@@ -51,8 +53,8 @@ class ResourcesSection(Section):
 
     cpu: Quantity = "2"
     """CPU cores per pod, such as 8 or 500m."""
-    memory: Quantity = "4Gi"
-    """Memory per pod, including shared memory."""
+    memory: QuantityOrAuto = "4Gi"
+    """Memory per pod, including shared memory. `auto` takes it from an estimate when the run is launched."""
     gpus: CountOrZero = 0
     """GPUs per pod: 0, or one per process."""
     gpu_resource: Text = "nvidia.com/gpu"
@@ -101,6 +103,10 @@ class ModelsVolumeSection(DataVolumeSection):
     """Mount path in the pods."""
 
 
+HF_TOKEN = "HF_TOKEN"
+"""The variable that all Hugging Face libraries read."""
+
+
 class HfTokenSection(Section):
     """Secret with a Hugging Face token. The token itself is never part of a config or manifest."""
 
@@ -108,13 +114,15 @@ class HfTokenSection(Section):
     """Name of the Secret. null gives pods no token."""
     key: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")] = "token"
     """Key of the token in the Secret."""
+    variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = HF_TOKEN
+    """Variable of the token for your own command and interactive pods, such as HUGGING_FACE_HUB_TOKEN."""
 
 
 class LaunchSection(Section):
     """How `llmtrain launch` runs on Kubernetes. No field here changes the result of a run."""
 
-    kind: Annotated[str, Field(json_schema_extra={"enum": sorted(registry.WORKLOADS)})] = "indexed_job"
-    """Workload kind: `indexed_job` or `stateful_set` (any cluster), `pytorch_job`, `train_job` or `job_set` (require
+    kind: Annotated[str, Field(json_schema_extra={"enum": sorted(registry.KINDS)})] = "indexed_job"
+    """Kind of the job: `indexed_job` or `stateful_set` (any cluster), `pytorch_job`, `train_job` or `job_set` (require
     their operator)."""
     namespace: Namespace | None = None
     """Namespace of all objects. null uses the namespace of the kubeconfig context."""
@@ -122,8 +130,9 @@ class LaunchSection(Section):
     """Number of pods, or 'MIN:MAX' for an elastic run."""
     processes_per_node: PositiveInt = 1
     """Training processes per pod; with GPUs, one per GPU."""
-    image: Text = "llmtrain:latest"
-    """Container image with llmtrain installed."""
+    image: Text | None = None
+    """Container image with llmtrain installed, which the cluster can pull. Required to launch; `launch --build` builds
+    one."""
     image_schema: Literal[2, 3] = 3
     """Config schema that the llmtrain in the image reads. Set 2 for an image from before schema 3."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
@@ -132,8 +141,9 @@ class LaunchSection(Section):
     """Names of Secrets for a private registry."""
     resources: ResourcesSection = ResourcesSection()
     """Resource requests and limits of each pod."""
-    runs_volume: RunsVolumeSection = RunsVolumeSection()
-    """Volume of all runs. Several pods require one that all can write (ReadWriteMany)."""
+    runs_volume: RunsVolumeSection | None = RunsVolumeSection()
+    """Volume of all runs. Several pods require one that all can write (ReadWriteMany). null mounts none: for a command,
+    `--doctor` or `--smoke` that leaves no files to keep."""
     data_volume: DataVolumeSection = DataVolumeSection()
     """Volume of training files."""
     models_volume: ModelsVolumeSection = ModelsVolumeSection()
@@ -220,22 +230,24 @@ class LaunchSection(Section):
     @property
     def volumes(self) -> dict[str, RunsVolumeSection | DataVolumeSection]:
         """Volumes that are mounted, by name."""
-        volumes: dict[str, RunsVolumeSection | DataVolumeSection] = {
+        volumes: dict[str, RunsVolumeSection | DataVolumeSection | None] = {
             "runs": self.runs_volume,
             "data": self.data_volume,
             "models": self.models_volume,
         }
-        return {name: volume for name, volume in volumes.items() if volume.claim or volume.size}
+        return {name: volume for name, volume in volumes.items() if volume and (volume.claim or volume.size)}
 
     def mounts(self, runs_path: str) -> dict[str, str]:
         """Mount paths of these volumes, by name. The runs volume is mounted at `runs_path`."""
-        return {
-            name: volume.mount_path if isinstance(volume, DataVolumeSection) else runs_path
-            for name, volume in self.volumes.items()
-        }
+        paths = {}
+        for name, volume in self.volumes.items():
+            paths[name] = runs_path
+            if isinstance(volume, DataVolumeSection):
+                paths[name] = volume.mount_path
+        return paths
 
     def problems(self) -> Iterator[Problem]:
-        problem = registry.check_name("launch.kind", self.kind, registry.WORKLOADS)
+        problem = registry.check_name("launch.kind", self.kind, registry.KINDS)
         if problem:
             yield ("kind",), problem
         fewest, most = self.node_range
@@ -249,26 +261,31 @@ class LaunchSection(Section):
                 yield ("env",), f"launch.env: {name!r} is not a valid name of an environment variable."
         if self.queue_priority and not self.queue:
             yield ("queue", "queue_priority"), "launch.queue_priority requires launch.queue. Set it, or leave both out."
-        if self.ttl_sec is not None and self.kind in NO_TTL:
-            yield ("kind", "ttl_sec"), f"launch.ttl_sec is not supported by launch.kind {self.kind}. Leave it out."
-        if self.active_deadline_sec is not None and self.kind == "stateful_set":
-            yield (
-                ("kind", "active_deadline_sec"),
-                "launch.active_deadline_sec is not supported by launch.kind stateful_set. Leave it out.",
-            )
+        if not problem:
+            yield from self._unsupported_fields()
+
+    def _unsupported_fields(self) -> Iterator[Problem]:
+        for field in ("ttl_sec", "active_deadline_sec"):
+            # The kind is only imported if such a field is set: it is not needed to train.
+            if getattr(self, field) is None:
+                continue
+            if field in registry.resolve("launch.kind", self.kind, registry.KINDS).unsupported_fields:
+                yield ("kind", field), f"launch.{field} is not supported by launch.kind {self.kind}. Leave it out."
 
     def _resource_problems(self) -> Iterator[Problem]:
         resources = self.resources
+        is_auto = resources.memory == AUTO
         for name in ("cpu", "memory", "shm_size"):
-            if not amount(getattr(resources, name)):
+            quantity = getattr(resources, name)
+            if quantity != AUTO and not amount(quantity):
                 yield ("resources",), f"launch.resources.{name} must be greater than 0."
-        if amount(resources.shm_size) >= amount(resources.memory):
+        if not is_auto and amount(resources.shm_size) >= amount(resources.memory):
             yield (
                 ("resources",),
                 f"launch.resources.shm_size {resources.shm_size} must be below launch.resources.memory "
                 f"{resources.memory}, which includes shared memory. Raise memory, or lower shm_size.",
             )
-        for name in {"cpu", "memory", "ephemeral-storage", resources.gpu_resource} & set(resources.extra):
+        for name in {*OWN_RESOURCES, resources.gpu_resource} & set(resources.extra):
             yield ("resources",), f"launch.resources.extra.{name} has a field of its own in launch.resources. Use that."
         if resources.gpus and resources.gpus != self.processes_per_node:
             yield (
@@ -278,10 +295,11 @@ class LaunchSection(Section):
             )
 
     def _volume_problems(self, pods: int) -> Iterator[Problem]:
-        if "runs" not in self.volumes:
+        if self.runs_volume and "runs" not in self.volumes:
             yield (
                 ("runs_volume",),
-                "launch.runs_volume has neither claim nor size, so the run would be lost with its pods. Set one.",
+                "launch.runs_volume has neither claim nor size, so the run would be lost with its pods. Set one, or "
+                "launch.runs_volume: null for a command that leaves no files to keep.",
             )
         for name, volume in self.volumes.items():
             field = f"launch.{name}_volume"
@@ -301,8 +319,10 @@ class LaunchSection(Section):
                     f"{field}.read_only to false.",
                 )
         yield from extra_volume_problems(self.extra_volumes, self.extra_mounts)
-        own = {name: path for name, path in self.mounts("").items() if name != "runs"}
-        yield from (((f"{name}_volume",), text) for name, text in mount_problems(own))
+        # The path of the runs volume is output.root_dir, which launch checks together with these.
+        mounts = {name: path for name, path in self.mounts("").items() if name != "runs"}
+        for name, text in mount_problems(mounts):
+            yield (f"{name}_volume",), text
 
     def _pod_problems(self) -> Iterator[Problem]:
         for name in self.labels:
@@ -323,13 +343,15 @@ class LaunchSection(Section):
                 f"launch.pod_patch.{name} is not part of a pod template. Known: metadata, spec.",
             )
         for field in ("affinity", "extra_mounts", "extra_volumes", "pod_patch", "tolerations", "topology_spread"):
-            yield from (((field,), text) for text in not_json(getattr(self, field), f"launch.{field}"))
+            for text in not_json(getattr(self, field), f"launch.{field}"):
+                yield (field,), text
 
     def secret_problems(self) -> Iterator[Problem]:
         """Secrets that would be readable in a manifest. Not part of `problems`: the config of a run that is already on
         the cluster must stay readable."""
-        in_patch = [(f"pod_patch: the variable {name}", name, value) for name, value in env_in(self.pod_patch)]
-        for where, name, value in [*((f"env.{name}", name, value) for name, value in self.env.items()), *in_patch]:
+        variables = [(f"env.{name}", name, value) for name, value in self.env.items()]
+        variables += [(f"pod_patch: the variable {name}", name, value) for name, value in env_in(self.pod_patch)]
+        for where, name, value in variables:
             if is_secret_setting(name, value) or has_secret(value):
                 yield (
                     ("env", "pod_patch"),
@@ -342,10 +364,13 @@ def mount_problems(mounts: dict[str, str]) -> Iterator[tuple[str, str]]:
     """(volume, problem) for each mount path that is below a path of the pod or of an earlier volume."""
     taken = {path: path for path in RESERVED_PATHS}
     for name, path in mounts.items():
-        field = "output.root_dir" if name == "runs" else f"launch.{name}_volume.mount_path"
+        field = f"launch.{name}_volume.mount_path"
+        if name == "runs":
+            field = "output.root_dir"
         if not re.fullmatch(MOUNT_PATH_PATTERN, path):
             yield name, f"{field} must be a mount path of letters, digits, '.', '_' and '-', got {path!r}."
-        other = next((taken[p] for p in taken if f"{path}/".startswith(f"{p}/")), None)
-        if other:
-            yield name, f"{field} {path} is already used in pods by {other}. Choose another path."
+        for other, user in taken.items():
+            if f"{path}/".startswith(f"{other}/"):
+                yield name, f"{field} {path} is already used in pods by {user}. Choose another path."
+                break
         taken[path] = field

@@ -11,16 +11,19 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from llmtrain.arguments import as_text
+from llmtrain.compat.upgrade import is_old, is_old_name, move_gradient_checkpointing, moved_lines, upgrade
 from llmtrain.config.check_plugins import check_plugins
 from llmtrain.config.document import Document, KeyPath, dump_document, parse_value, read_document
 from llmtrain.config.extends import with_bases
+from llmtrain.config.kind_change import chosen_kind, drop_other_kinds
+from llmtrain.config.kubernetes_syntax import syntax_problems
 from llmtrain.config.launch import LaunchSection
 from llmtrain.config.optimizer_change import change_optimizer, chosen_optimizer, fill_trainer_section
 from llmtrain.config.problems import Problems, describe_error, describe_unknown, describe_unknown_kind, shown
+from llmtrain.config.python_values import plain_value
 from llmtrain.config.schema import (
-    CUSTOM,
     KINDS,
+    PLUGIN_SECTIONS,
     SCHEMA_VERSION,
     SECTIONS,
     Config,
@@ -30,17 +33,10 @@ from llmtrain.config.schema import (
     takes_any_name,
 )
 from llmtrain.config.section import Section
-from llmtrain.config.upgrade import (
-    chosen_kind,
-    drop_other_kinds,
-    is_old,
-    is_old_name,
-    move_gradient_checkpointing,
-    moved_lines,
-    upgrade,
-)
 from llmtrain.config.yaml_errors import explain_value_error
-from llmtrain.env import WORKER
+from llmtrain.core.arguments import as_text
+from llmtrain.core.env import WORKER
+from llmtrain.core.files import is_there
 from llmtrain.errors import ConfigError, UsageError, nearest
 from llmtrain.plugins import is_plugin
 from llmtrain.registry import PLUGINS
@@ -61,8 +57,8 @@ def load_config(
     overridden_by: str = "--set",
     on_note: Callable[[str], None] = lambda note: print(f"note: {note}", file=sys.stderr),
 ) -> Config:
-    """Load a config (default: the preset gpt_stdlib) and apply overrides. Classes of the user's own are imported from
-    the current directory and the config's too. `for_launch`: see `build_config`; such classes may be in the image only.
+    """Load a config (default: the preset gpt_stdlib) and apply overrides. Plugins are imported from the current
+    directory and the config's too. `for_launch`: see `build_config`; plugins may be in the image only.
     `processes`: a default batch is split into at least this number of micro-batches.
     `overridden_by`: what messages call an override. `on_note` gets what an upgrade from an earlier schema changed."""
     notes: list[str] = []
@@ -81,20 +77,15 @@ def load_config(
 
 def _read(source: ConfigSource) -> tuple[Document, Path]:
     """The document and its path; one that is not a file extends others as if it were one in the current directory."""
-    if isinstance(source, Config | Mapping):
-        values = source.as_dict() if isinstance(source, Config) else _plain(source)
-        return Document("config", values), Path("config")
+    if isinstance(source, Config):
+        return Document("config", source.as_dict()), Path("config")
+    if isinstance(source, Mapping):
+        try:
+            return Document("config", plain_value(source)), Path("config")
+        except ValueError as problem:
+            raise ConfigError("config", [str(problem)]) from None
     path = find_config(as_text("config", source))
     return read_document(path), path
-
-
-def _plain(value: Any) -> Any:
-    """A value from Python as YAML would have it: mappings as dicts, tuples as lists, paths as text."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, os.PathLike) else value
 
 
 def build_config(
@@ -110,69 +101,94 @@ def build_config(
 ) -> Config:
     """The config of a parsed document. What an upgrade from an earlier schema changed is added to `notes`.
     `for_launch`: fields that earlier schemas had for pods decide. `is_recorded`: the config of a run, readable without
-    the classes of the user's own that it names. `is_launched`: on a cluster, readable also with a secret in it."""
+    the plugins that it names. `is_launched`: on a cluster, readable also with a secret in it."""
+    notes = [] if notes is None else notes
     values = copy.deepcopy(document.values)
     version = values.get("schema_version", SCHEMA_VERSION)
     if is_old(version):
         document = Document(document.source, document.values, moved_lines(document.lines))
     problems = Problems(document, overridden_keys(overrides), overridden_by)
-    pairs = [pair for each in overrides if (pair := _parse_override(each, problems))]
-    chosen = {
-        section: chosen_kind({key.removeprefix(f"{section}."): value for key, value in pairs}) for section in KINDS
-    }
+    pairs = _parse_overrides(overrides, problems)
+
+    # The document in the current schema. An override may choose another kind of a section than the document has.
+    chosen = _chosen_kinds(pairs)
     if is_old(version):
-        old = [pair for pair in pairs if is_old_name(pair[0], version)]
+        # Overrides with old names are part of the old document; the others are applied to the upgraded one.
+        _apply([pair for pair in pairs if is_old_name(pair[0], version)], values, problems)
         pairs = [pair for pair in pairs if not is_old_name(pair[0], version)]
-        _apply(old, values, problems)
         upgraded = upgrade(values, version, chosen, for_launch=for_launch or is_launched)
         values = upgraded.values
         for text in upgraded.problems:
             problems.add(text)
-        if notes is not None:
-            notes += [f"schema_version {version} was upgraded to {SCHEMA_VERSION}"]
-            notes += [note for field, note in upgraded.notes.items() if field not in dict(pairs)]
-    elif version != SCHEMA_VERSION:
+        notes.append(f"schema_version {version} was upgraded to {SCHEMA_VERSION}")
+        notes += [note for field, note in upgraded.notes.items() if field not in dict(pairs)]
+    elif version == SCHEMA_VERSION:
+        notes += drop_other_kinds(values, chosen).values()
+    else:
         known = f"Known: 1, 2, {SCHEMA_VERSION}."
         problems.add(f"schema_version {shown(version)} is unknown. {known}", ("schema_version",))
-        values["schema_version"] = SCHEMA_VERSION
-    else:
-        dropped = drop_other_kinds(values, chosen)
-        if notes is not None:
-            notes += dropped.values()
-    former = chosen_optimizer(values)
+        values["schema_version"] = SCHEMA_VERSION  # to check the sections, too
+
+    # Overrides, and the defaults that follow from other fields.
+    former_optimizer = chosen_optimizer(values)
     _apply(pairs, values, problems)
-    changes = [change_optimizer(values, former, dict(pairs)), move_gradient_checkpointing(values)]
-    if notes is not None:
-        notes += [change for change in changes if change]
+    for note in (change_optimizer(values, former_optimizer, dict(pairs)), move_gradient_checkpointing(values)):
+        if note:
+            notes.append(note)
     fill_trainer_section(values, processes)
+
+    # Each section alone; then, if all are valid, the config as a whole.
     sections = _build_sections(values, problems, is_recorded=is_recorded or is_launched)
     launch = sections.get("launch")
     if isinstance(launch, LaunchSection) and not is_launched:
-        for _, text in launch.secret_problems():
+        _check_launch(launch, problems, is_recorded)
+    if not problems:
+        config = Config.model_construct(**sections)
+        for _, text in config.problems():
             problems.add(text)
-    config = None if problems else Config.model_construct(**sections)
-    for _, text in config.problems() if config else ():
-        problems.add(text)
-    if config is None or problems:
+    if problems:
         raise ConfigError(document.source, problems.sorted())
     return config
+
+
+def _check_launch(launch: LaunchSection, problems: Problems, is_recorded: bool) -> None:
+    """Secrets in a section, and in a new config also what the API server would refuse."""
+    found = list(launch.secret_problems())
+    if not is_recorded:
+        found += syntax_problems(launch)
+    for _, text in found:
+        problems.add(text)
 
 
 def find_config(source: str | Path) -> Path:
     """A path as it is, or the file of a preset named without a suffix."""
     path = Path(source)
-    if path.is_file() or path.suffix or len(path.parts) != 1:
+    is_path = bool(path.suffix) or len(path.parts) != 1
+    if path.is_file() or (is_path and is_there(path)):
         return path
     presets = list_presets()
-    if str(source) in presets:
+    if not is_path and str(source) in presets:
         return presets[str(source)]
-    raise UsageError(f"'{source}' is neither a file nor a preset.{nearest(str(source), presets)}", known=presets)
+    files = [str(each) for each in path.parent.glob("*.y*ml")]
+    if is_path:
+        raise UsageError(
+            f"Config file {path} does not exist.{nearest(str(path), [*files, *presets])}",
+            remedy="Pass a file, or the name of a preset; `llmtrain presets` lists them.",
+        )
+    raise UsageError(
+        f"'{source}' is neither a file nor a preset.{nearest(str(source), [*presets, *files])}",
+        known=presets,
+        like=str(source),
+        remedy="`llmtrain presets` lists the presets.",
+    )
 
 
 def list_presets() -> dict[str, Path]:
     """Presets by name: inside an installed package, or configs/presets of a checkout."""
     package = Path(__file__).resolve().parents[1]
-    directory = next(d for d in (package / "presets", package.parents[1] / "configs" / "presets") if d.is_dir())
+    directory = package / "presets"
+    if not directory.is_dir():
+        directory = package.parents[1] / "configs" / "presets"
     return {path.stem: path for path in sorted(directory.glob("*.yaml"))}
 
 
@@ -185,31 +201,64 @@ def _find_base(name: str, directory: Path) -> Path:
     """The base of a config in this directory: a path relative to it, or a preset."""
     path = Path(name).expanduser()
     if path.suffix or len(path.parts) != 1 or (directory / path).is_file():
-        return directory / path
+        return find_config(directory / path)
     return find_config(name)
 
 
-def _key(override: Override) -> str:
-    return override.partition("=")[0].strip() if isinstance(override, str) else override[0]
+def overridden_keys(overrides: Sequence[Override]) -> list[str]:
+    return [_split(override)[0].strip() for override in overrides]
 
 
-def _parse_override(override: Override, problems: Problems) -> tuple[str, Any] | None:
-    key, equals, value = override.partition("=") if isinstance(override, str) else (override[0], "=", override[1])
-    text = override if isinstance(override, str) else f"{key}={value!r}"
-    if not equals or not 1 <= key.count(".") <= 2:
-        problems.add(f"{problems.overridden_by} {text}: write it as section.field=value, such as trainer.lr=1e-3.")
-        return None
-    try:
-        return key.strip(), parse_value(value) if isinstance(override, str) else _plain(value)
-    except (yaml.YAMLError, ValueError) as problem:
-        problems.add(f"{problems.overridden_by} {key}: {explain_value_error(problem, value)}")
-        return None
+def _split(override: Override) -> tuple[str, Any]:
+    """Key and value; a text without `=` has the value None."""
+    if not isinstance(override, str):
+        return override
+    key, equals, value = override.partition("=")
+    if not equals:
+        return key, None
+    return key, value
+
+
+def _parse_overrides(overrides: Sequence[Override], problems: Problems) -> list[tuple[str, Any]]:
+    """(key, value) of each valid override, in order; what is wrong with the others is added to problems."""
+    pairs = []
+    for override in overrides:
+        key, value = _split(override)
+        is_text = isinstance(override, str)
+        if (is_text and value is None) or not 1 <= key.count(".") <= 2:
+            text = override
+            if not isinstance(override, str):
+                text = f"{key}={shown(value)}"
+            problems.add(f"{problems.overridden_by} {text}: write it as section.field=value, such as trainer.lr=1e-3.")
+            continue
+        try:
+            if is_text:
+                value = parse_value(value)
+            else:
+                value = plain_value(value)
+        except (yaml.YAMLError, ValueError) as problem:
+            why = f"{problem}."
+            if is_text:
+                why = explain_value_error(problem, value)
+            problems.add(f"{problems.overridden_by} {key}: {why}")
+            continue
+        pairs.append((key.strip(), value))
+    return pairs
+
+
+def _chosen_kinds(pairs: list[tuple[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What overrides choose of the sections with several kinds."""
+    chosen = {}
+    for section in KINDS:
+        fields = {key.removeprefix(f"{section}."): value for key, value in pairs}
+        chosen[section] = chosen_kind(fields)
+    return chosen
 
 
 def _apply(pairs: list[tuple[str, Any]], values: dict[str, Any], problems: Problems) -> None:
     for key, value in pairs:
         *parents, field = key.split(".")
-        kinds = classes_of(parents[0]) if parents[0] in SECTIONS else []
+        kinds = _kinds_of(parents[0])
         is_field = len(parents) > 1 and any(parents[1] in kind.model_fields for kind in kinds)
         if is_field and not any(_has_fields(kind, parents[1]) for kind in kinds):
             problems.add(f"{problems.overridden_by} {key}: {'.'.join(parents)} is not a section.")
@@ -217,12 +266,20 @@ def _apply(pairs: list[tuple[str, Any]], values: dict[str, Any], problems: Probl
         target: Any = values
         for name in parents:
             if isinstance(target, dict):
-                target[name] = {} if target.get(name) is None else target[name]
+                if target.get(name) is None:  # an empty section, `run:`, is None
+                    target[name] = {}
                 target = target[name]
         if isinstance(target, dict):
             target[field] = value
         else:
             problems.add(f"{problems.overridden_by} {key}: {'.'.join(parents)} is not a section in this document.")
+
+
+def _kinds_of(section: str) -> list[type[Section]]:
+    """The classes that a section may have; none for a name that is not a section."""
+    if section not in SECTIONS:
+        return []
+    return classes_of(section)
 
 
 def _has_fields(kind: type[Section], field: str) -> bool:
@@ -234,17 +291,18 @@ def flat_overrides(overrides: Mapping[str, Any]) -> list[tuple[str, Any]]:
     flat: list[tuple[str, Any]] = []
     for key, value in overrides.items():
         section, _, field = key.partition(".")
-        kinds = classes_of(section) if section in SECTIONS else []
-        is_section = not field or any(subsection(kind, field) for kind in kinds)
-        if isinstance(value, Mapping) and is_section and key.count(".") < 2 and (value or not field):
-            flat += flat_overrides({f"{key}.{name}": item for name, item in value.items()})
-        else:
-            flat.append((key, value))
+        if not isinstance(value, Mapping) or not _is_section(section, field) or (field and not value):
+            flat.append((key, value))  # an empty mapping is the value of a field: model.lora: {}
+            continue
+        flat += flat_overrides({f"{key}.{name}": item for name, item in value.items()})
     return flat
 
 
-def overridden_keys(overrides: Sequence[Override]) -> list[str]:
-    return [_key(each) for each in overrides]
+def _is_section(section: str, field: str) -> bool:
+    """Whether the name of a section, or of a section inside it."""
+    if not field:
+        return True
+    return "." not in field and any(subsection(kind, field) for kind in _kinds_of(section))
 
 
 def _build_sections(values: dict[str, Any], problems: Problems, is_recorded: bool) -> dict[str, Any]:
@@ -257,12 +315,16 @@ def _build_sections(values: dict[str, Any], problems: Problems, is_recorded: boo
     sections = {}
     for name in SECTIONS:
         fields = values.get(name)
-        fields = {} if fields is None else fields
+        if fields is None:
+            fields = {}
         if not isinstance(fields, dict):
             problems.add(f"{name} must be a section with fields, got {shown(fields)}.", (name,))
             continue
         kind = section_class(name, fields)
-        if kind is None or (kind is CUSTOM.get(name) and not is_recorded and not _is_plugin(name, fields["name"])):
+        is_plugin_section = kind is not None and kind is PLUGIN_SECTIONS.get(name)
+        if is_plugin_section and not is_recorded and not is_plugin(PLUGINS[f"{name}.name"], fields["name"]):
+            kind = None
+        if kind is None:
             field, text = describe_unknown_kind(name, fields)
             problems.add(text, (name, field))
             continue
@@ -270,16 +332,12 @@ def _build_sections(values: dict[str, Any], problems: Problems, is_recorded: boo
         for path, text in _descriptions(name, kind, fields, errors).items():
             problems.add(text, path)
         if section:
-            bad = {str(error["loc"][0]) for error in errors if error["loc"]}
+            invalid = {str(error["loc"][0]) for error in errors if error["loc"]}
             for concerned, text in section.problems():
-                if not bad.intersection(concerned):
+                if not invalid.intersection(concerned):  # the section has the default there, not the user's value
                     problems.add_combination(name, concerned, text)
             sections[name] = section
     return sections
-
-
-def _is_plugin(section: str, name: str) -> bool:
-    return is_plugin(PLUGINS[f"{section}.name"], name)
 
 
 def _descriptions(
@@ -288,8 +346,11 @@ def _descriptions(
     """Text by field; of several errors of a field (one per item, or per member of a union) the first."""
     found: dict[KeyPath, str] = {}
     for error in errors:
-        path = (name, *(str(part) for part in error["loc"]))
-        found.setdefault(path[:3], describe_error(path, error, kind, fields.get(path[1]) if len(path) > 1 else None))
+        path = (name, *map(str, error["loc"]))
+        value = None
+        if len(path) > 1:
+            value = fields.get(path[1])
+        found.setdefault(path[:3], describe_error(path, error, kind, value))
     return found
 
 
@@ -301,8 +362,9 @@ def _build_section(kind: type[Section], fields: dict[str, Any]) -> tuple[Section
         errors = error.errors(include_url=False)
     except TypeError:  # a key that is not a string
         raise ConfigError(kind.__name__, ["field names must be text"]) from None
-    bad = {str(row["loc"][0]) for row in errors if row["loc"]}
+    invalid = {str(error["loc"][0]) for error in errors if error["loc"]}
+    valid = {key: value for key, value in fields.items() if key not in invalid}
     try:
-        return kind(**{key: value for key, value in fields.items() if key not in bad}), errors
+        return kind(**valid), errors
     except ValidationError:
         return None, errors

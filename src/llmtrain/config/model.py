@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
 
 from llmtrain.config.section import (
+    PLUGIN_TAG,
     ClassName,
     MayChange,
     Names,
@@ -115,13 +116,20 @@ class ModernGptSection(ModelSection):
     @model_validator(mode="before")
     @classmethod
     def _fill_shape(cls, values: Any) -> Any:
-        return fill_shape(values) if isinstance(values, dict) else values
+        if isinstance(values, dict):
+            return fill_shape(values)
+        return values  # pydantic refuses it
 
     @property
     def shape(self) -> GptShape:
-        layers, width, heads, kv_heads, d_ff = self.n_layers, self.d_model, self.n_heads, self.n_kv_heads, self.d_ff
-        assert None not in (layers, width, heads, kv_heads, d_ff)  # see _fill_shape
-        return GptShape(layers or 0, width or 0, heads or 0, kv_heads or 0, (width or 0) // (heads or 1), d_ff or 0)
+        # All are set: see _fill_shape.
+        assert self.n_layers is not None
+        assert self.d_model is not None
+        assert self.n_heads is not None
+        assert self.n_kv_heads is not None
+        assert self.d_ff is not None
+        head_dim = self.d_model // self.n_heads
+        return GptShape(self.n_layers, self.d_model, self.n_heads, self.n_kv_heads, head_dim, self.d_ff)
 
     def problems(self) -> Iterator[Problem]:
         if self.n_heads is None:
@@ -133,7 +141,7 @@ class ModernGptSection(ModelSection):
             )
             return
         shape = self.shape
-        d_model, n_heads, n_kv_heads = shape.d_model, shape.n_heads, shape.n_kv_heads
+        _, d_model, n_heads, n_kv_heads, _, _ = shape
         if self.size and (shape.n_layers, shape.d_model) != SIZES[self.size]:
             yield self._size_problem(dict(zip(("n_layers", "d_model"), SIZES[self.size], strict=True)))
         fits = [h for h in range(1, d_model // 2 + 1) if d_model % (2 * h) == 0 and h <= 4 * n_heads]
@@ -236,10 +244,12 @@ class HfCausalLmSection(ModelSection):
 
     @property
     def bytes_per_trained_weight(self) -> int:
-        return 2 if self.dtype == "bfloat16" and self.lora is None else 4
+        if self.dtype == "bfloat16" and self.lora is None:
+            return 2
+        return 4  # adapters are float32
 
 
-class CustomModelSection(ModelSection):
+class PluginModelSection(ModelSection):
     """A model class of your own (docs/extending.md)."""
 
     name: ClassName
@@ -253,8 +263,12 @@ class CustomModelSection(ModelSection):
 def _tag(section: Any) -> str:
     """The tag of a model section: its name, and for `gpt` also its architecture."""
     tag = kind_tag("gpt", "dummy_gpt", "hf_causal_lm")(section)
-    values = section if isinstance(section, dict) else vars(section)
-    return "modern" if tag == "gpt" and values.get("architecture") == "modern" else tag
+    values = section
+    if not isinstance(section, dict):
+        values = vars(section)
+    if tag == "gpt" and values.get("architecture") == "modern":
+        return "modern"
+    return tag
 
 
 ModelConfig = Annotated[
@@ -262,6 +276,6 @@ ModelConfig = Annotated[
     | Annotated[ModernGptSection, Tag("modern")]
     | Annotated[DummyGptSection, Tag("dummy_gpt")]
     | Annotated[HfCausalLmSection, Tag("hf_causal_lm")]
-    | Annotated[CustomModelSection, Tag("custom")],
+    | Annotated[PluginModelSection, Tag(PLUGIN_TAG)],
     Discriminator(_tag),
 ]

@@ -13,24 +13,27 @@ Values = dict[str, Any]
 
 def chosen_optimizer(values: Values) -> str:
     """trainer.optimizer of a document, or its default."""
+    default = str(TrainerSection.model_fields["optimizer"].default)
     trainer = values.get("trainer")
-    fields = trainer if isinstance(trainer, dict) else {}
-    return str(fields.get("optimizer", TrainerSection.model_fields["optimizer"].default))
+    if not isinstance(trainer, dict):
+        return default
+    return str(trainer.get("optimizer", default))
 
 
-def change_optimizer(values: Values, former: str, own: Container[str]) -> str | None:
+def change_optimizer(values: Values, former: str, chosen: Container[str]) -> str | None:
     """If the optimizer is no longer the `former` one, remove what the document below has for that one: its defaults,
-    which a recorded config contains, and its learning rate, if the model is trained from scratch. `own`: fields that
-    were set together with the optimizer. Returns a note about the learning rate."""
-    trainer, optimizer = values.get("trainer"), chosen_optimizer(values)
+    which a recorded config contains, and its learning rate, if the model is trained from scratch. `chosen`: fields
+    that were set together with the optimizer. Returns a note about the learning rate."""
+    trainer = values.get("trainer")
+    optimizer = chosen_optimizer(values)
     if optimizer == former or not isinstance(trainer, dict):
         return None
     defaults = _defaults(former, values)
     for name in OPTIMIZER_DEFAULTS["muon"]:
-        if f"trainer.{name}" not in own and name in trainer and trainer[name] == defaults[name]:
+        if f"trainer.{name}" not in chosen and name in trainer and trainer[name] == defaults[name]:
             del trainer[name]
     rate = trainer.get("lr")
-    if "trainer.lr" in own or rate is None or "muon" not in (former, optimizer):  # the others have the same rates
+    if "trainer.lr" in chosen or rate is None or "muon" not in (former, optimizer):  # the others have the same rates
         return None
     default = _defaults(optimizer, values)["lr"]
     if _starts_from_weights(values.get("model")):
@@ -44,14 +47,16 @@ def change_optimizer(values: Values, former: str, own: Container[str]) -> str | 
 
 def fill_trainer_section(values: Values, processes: int = 1) -> None:
     """Learning rate and batch of a modern GPT follow from its size, unless they are set."""
-    model, trainer = values.get("model"), values.get("trainer")
-    trainer = {} if trainer is None else trainer
+    model = values.get("model")
+    trainer = values.get("trainer")
+    if trainer is None:
+        trainer = {}
     if isinstance(model, dict) and isinstance(trainer, dict) and section_class("model", model) is ModernGptSection:
         values["trainer"] = fill_trainer(trainer, fill_shape(model), chosen_optimizer(values), processes)
 
 
 def _defaults(optimizer: str, values: Values) -> Values:
-    """Those of the fields that depend on the optimizer."""
+    """The defaults of the fields that depend on the optimizer."""
     filled: Values = {"trainer": {"optimizer": optimizer}, "model": values.get("model")}
     fill_trainer_section(filled)
     unset = {name: TrainerSection.model_fields[name].default for name in OPTIMIZER_DEFAULTS["muon"]}
@@ -59,6 +64,9 @@ def _defaults(optimizer: str, values: Values) -> Values:
 
 
 def _starts_from_weights(model: Any) -> bool:
-    """Whether a `model` section is for weights that exist: those need a learning rate that no size tells."""
-    fields = model if isinstance(model, dict) else {}
-    return fields.get("name", "gpt") not in ("gpt", "dummy_gpt") or fields.get("init") not in (None, "random")
+    """Whether the model starts from pretrained weights, whose learning rate cannot be derived from the model size."""
+    if not isinstance(model, dict):
+        return False
+    if model.get("name", "gpt") not in ("gpt", "dummy_gpt"):
+        return True
+    return model.get("init") not in (None, "random")

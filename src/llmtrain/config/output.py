@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llmtrain.config.section import RUN_ID_PATTERN, Problem, Section, Text
+from llmtrain.config.section import PATH_PATTERN, RUN_ID_PATTERN, Problem, Section, Text
 
 S3_URI_PATTERN = r"s3://(?P<bucket>[A-Za-z0-9._-]{1,255})(?:/(?P<prefix>[^\s?#@]*))?"
 DEFAULT_MOUNT_PATH = "/out"
@@ -15,7 +15,7 @@ DEFAULT_MOUNT_PATH = "/out"
 class OutputSection(Section):
     """Where the run is stored."""
 
-    root_dir: Text = "runs"
+    root_dir: Annotated[Text, Field(pattern=PATH_PATTERN)] = "runs"
     """Directory of all runs. On a cluster the runs volume is mounted there; a relative path means /out."""
     run_id: Annotated[str, Field(pattern=RUN_ID_PATTERN)] | None = None
     """Name of the run directory and of the Kubernetes job: 2 to 40 lowercase letters, digits and hyphens. null derives
@@ -36,7 +36,9 @@ class OutputSection(Section):
     @property
     def mount_path(self) -> str:
         """Where pods mount the runs volume."""
-        return self.root_dir.rstrip("/") if self.root_dir.startswith("/") else DEFAULT_MOUNT_PATH
+        if not self.root_dir.startswith("/"):
+            return DEFAULT_MOUNT_PATH
+        return self.root_dir.rstrip("/")
 
     def problems(self) -> Iterator[Problem]:
         if self.sync_uri and not re.fullmatch(S3_URI_PATTERN, self.sync_uri):

@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from llmtrain.config.schema import ARCHITECTURES, CUSTOM, KINDS, SECTIONS, Config, classes_of, subsection
+from llmtrain.config.schema import ARCHITECTURES, KINDS, PLUGIN_SECTIONS, SECTIONS, Config, classes_of, subsection
 from llmtrain.config.section import DefaultMarker, ResumeMarker, Section
-from llmtrain.env import VARIABLES
+from llmtrain.core.env import VARIABLES
 from llmtrain.plugins import installed_names
 from llmtrain.registry import PLUGINS
 
@@ -25,7 +25,12 @@ field, lists are replaced.
 `llmtrain config-schema` prints the same as a JSON Schema for editors. Fields marked `yes` under *resume* may differ
 when a run is resumed; any other change requires `--allow-config-change`.
 """
-CUSTOM_NAME = "package.module:Class"
+PLUGIN_NAME = "package.module:Class"
+_PLUGIN_FIELDS = {
+    "PluginModelSection": "model.name",
+    "PluginDataSection": "data.name",
+    "PluginTrackerSection": "tracking.custom",
+}
 EXTENDS = "Config that this one is merged over: a preset, or a file relative to this one."
 TABLE_HEAD = "| field | type | default | resume | description |\n|---|---|---|---|---|"
 
@@ -42,9 +47,9 @@ def reference_markdown() -> str:
             default = Config.model_fields[name].default.name
             parts.append(
                 f"## `{name}`\n\n`{name}.name` selects the kind: {kinds}, or a class of your own, "
-                f"`{CUSTOM_NAME}`. Default: `{default}`.\n"
+                f"`{PLUGIN_NAME}`. Default: `{default}`.\n"
             )
-            for kind, each in (*KINDS[name].items(), (CUSTOM_NAME, CUSTOM[name])):
+            for kind, each in (*KINDS[name].items(), (PLUGIN_NAME, PLUGIN_SECTIONS[name])):
                 if each is not ARCHITECTURES["gpt2"]:
                     parts += [f"### `{name}.name: {kind}`\n", *_table(each, False)]
                     continue
@@ -59,7 +64,9 @@ def json_schema() -> dict[str, Any]:
     """The JSON Schema of a config document, for editors."""
     schema = Config.model_json_schema()
     for name, kind in _all_sections().items():
-        fields = schema["properties"] if kind is Config else schema["$defs"][name]["properties"]
+        fields = schema["properties"]
+        if kind is not Config:
+            fields = schema["$defs"][name]["properties"]
         for field, text in field_descriptions(kind).items():
             fields[field]["description"] = text
     for section, kinds in KINDS.items():
@@ -67,8 +74,7 @@ def json_schema() -> dict[str, Any]:
             if name != Config.model_fields[section].default.name:  # else a document without `name` matches several
                 schema["$defs"][each.__name__].setdefault("required", []).append("name")
     schema["$defs"][ARCHITECTURES["modern"].__name__]["required"] = ["architecture"]
-    custom = {"CustomModelSection": "model.name", "CustomDataSection": "data.name"}
-    for name, field in {**custom, "CustomTrackerSection": "tracking.custom"}.items():
+    for name, field in _PLUGIN_FIELDS.items():
         _accept_installed(schema["$defs"][name]["properties"]["name"], field)
     for section in SECTIONS:
         del schema["properties"][section]["default"]  # long, and repeated in the section
@@ -86,7 +92,9 @@ def _without_titles(value: Any) -> Any:
     """Pydantic's titles are the field names again."""
     if isinstance(value, dict):
         return {name: _without_titles(item) for name, item in value.items() if name != "title"}
-    return [_without_titles(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_without_titles(item) for item in value]
+    return value
 
 
 @cache
@@ -115,7 +123,9 @@ def _table(section: type[Section], may_change: bool) -> list[str]:
         marked = may_change or _is_marked(info)
         lines.append(_row(name, info, marked, field_descriptions(section)[name]))
         inner = subsection(section, name)
-        for each, below in inner.model_fields.items() if inner else ():
+        if inner is None:
+            continue
+        for each, below in inner.model_fields.items():
             lines.append(_row(f"{name}.{each}", below, marked, field_descriptions(inner)[each]))
     return [*lines, ""]
 
@@ -134,13 +144,18 @@ def _environment() -> list[str]:
 
 
 def _row(name: str, info: FieldInfo, may_change: bool, description: str) -> str:
+    type_name = _type_name(info.annotation)
     is_defaulted = any(isinstance(each, DefaultMarker) for each in info.metadata)
-    or_null = " | null" if is_defaulted and type(None) not in get_args(info.annotation) else ""
+    if is_defaulted and type(None) not in get_args(info.annotation):
+        type_name += " | null"
+    resume = ""
+    if may_change:
+        resume = "yes"
     cells = (
         f"`{name}`",
-        f"`{_type_name(info.annotation)}{or_null}`".replace("|", "\\|"),
+        f"`{type_name}`".replace("|", "\\|"),
         _default(info),
-        "yes" if may_change else "",
+        resume,
         description.replace("|", "\\|"),
     )
     return f"| {' | '.join(cells)} |"
@@ -158,7 +173,7 @@ def _default(info: FieldInfo) -> str:
         return "`{...}`"
     if isinstance(value, str):
         return f"`{value}`"
-    return f"`{json.dumps(list(value) if isinstance(value, tuple) else value)}`"
+    return f"`{json.dumps(value)}`"
 
 
 def _type_name(kind: Any) -> str:
@@ -167,7 +182,8 @@ def _type_name(kind: Any) -> str:
         return "null"
     if hasattr(kind, "__metadata__"):  # Annotated
         return _type_name(get_args(kind)[0])
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    arguments = get_args(kind)
     if origin is Literal:
         return " | ".join(str(value) for value in arguments)
     if origin is tuple:
@@ -178,4 +194,6 @@ def _type_name(kind: Any) -> str:
         return " | ".join(_type_name(part) for part in arguments)
     if isinstance(kind, type) and issubclass(kind, Section):
         return "section"
-    return "any" if kind is Any else str(kind.__name__)
+    if kind is Any:
+        return "any"
+    return str(kind.__name__)

@@ -7,19 +7,21 @@ from them. Checks that need several fields are in a section's `problems`, so tha
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
-from llmtrain.config.data import CustomDataSection, DataConfig, DataSection, ExampleDataSection, PythonStdlibSection
+from llmtrain.config.data import DataConfig, DataSection, ExampleDataSection, PluginDataSection, PythonStdlibSection
 from llmtrain.config.distributed import DistributedSection
 from llmtrain.config.launch import LaunchSection
 from llmtrain.config.logging import LoggingSection
 from llmtrain.config.model import (
-    CustomModelSection,
     GptSection,
     HfCausalLmSection,
+    LoraSection,
     ModelConfig,
     ModelSection,
     ModernGptSection,
+    PluginModelSection,
 )
 from llmtrain.config.output import OutputSection
+from llmtrain.config.plan import PlanSection
 from llmtrain.config.run import RunSection
 from llmtrain.config.section import MayChange, Problem, ResumeMarker, Section
 from llmtrain.config.tracking import TrackingSection
@@ -44,16 +46,19 @@ class Config(Section):
     logging: MayChange[LoggingSection] = LoggingSection()
     output: MayChange[OutputSection] = OutputSection()
     launch: MayChange[LaunchSection] = LaunchSection()
+    plan: MayChange[PlanSection] = PlanSection()
 
     def problems(self) -> Iterator[Problem]:
+        """What is refused whatever the machine and the files are: sections that are valid alone but not together."""
         if isinstance(self.model, HfCausalLmSection):
-            if self.model.lora and self.trainer.optimizer == "muon":
-                yield (
-                    ("model", "trainer"),
-                    "trainer.optimizer muon does not work with LoRA (model.lora): adapters are products of two narrow "
-                    "matrices, and muon is for whole ones. Use adamw, or remove model.lora to train all weights.",
-                )
+            yield from self._lora_problems(self.model.lora)
             return
+        if isinstance(self.data, ExampleDataSection) and self.data.packing and self.model.name in KINDS["model"]:
+            yield (
+                ("model", "data"),
+                f"data.packing is true, but model {self.model.name} does not keep packed examples separate. Set "
+                "data.packing to false.",
+            )
         least = VOCABULARIES.get(self.data.tokenizer or "byte", 0)
         if self.model.vocab_size is not None and self.model.vocab_size < least:
             yield (
@@ -61,6 +66,29 @@ class Config(Section):
                 f"model.vocab_size {self.model.vocab_size} is smaller than the tokenizer's vocabulary of {least}. "
                 "Leave model.vocab_size out to use the tokenizer's.",
             )
+
+    def _lora_problems(self, lora: LoraSection | None) -> Iterator[Problem]:
+        if lora and self.trainer.optimizer == "muon":
+            yield (
+                ("model", "trainer"),
+                "trainer.optimizer muon does not work with LoRA (model.lora): adapters are products of two narrow "
+                "matrices, and muon is for whole ones. Use adamw, or remove model.lora to train all weights.",
+            )
+        if lora and self.trainer.optimizer == "adafactor":
+            yield (
+                ("model", "trainer"),
+                "trainer.optimizer adafactor does not work with LoRA (model.lora): its steps are proportional to the "
+                "weights, and half of LoRA's weights start at zero. Use adamw: its state is small, as adapters are.",
+            )
+        if lora and lora.quantize and self.distributed.strategy == "fsdp":
+            yield (
+                ("model", "distributed"),
+                "model.lora.quantize does not work with distributed.strategy fsdp: 4-bit weights cannot be sharded. "
+                "Use distributed.strategy ddp.",
+            )
+
+    def sections(self) -> list[Section]:
+        return [getattr(self, name) for name in SECTIONS]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; loading them gives this config again."""
@@ -75,16 +103,21 @@ class Config(Section):
         return self.model_copy(update={name: outer.model_copy(update=values)})
 
 
-CUSTOM: dict[str, type[Section]] = {"model": CustomModelSection, "data": CustomDataSection}
-"""The section of a class of the user's own, whose name is none of KINDS."""
-KINDS: dict[str, dict[str, type[Section]]] = {
-    section: {
-        kind.model_fields["name"].default: kind
-        for kind in (get_args(tagged)[0] for tagged in get_args(Config.model_fields[section].annotation))
-        if kind not in (CUSTOM[section], ModernGptSection)
-    }
-    for section in CUSTOM
-}
+PLUGIN_SECTIONS: dict[str, type[Section]] = {"model": PluginModelSection, "data": PluginDataSection}
+"""The section of a plugin, whose name is none of KINDS."""
+
+
+def _kinds(section: str) -> dict[str, type[Section]]:
+    """The members of the section's union, by their default name."""
+    kinds = {}
+    for tagged in get_args(Config.model_fields[section].annotation):
+        kind = get_args(tagged)[0]  # Annotated[kind, Tag(...)]
+        if kind not in (PLUGIN_SECTIONS[section], ModernGptSection):
+            kinds[kind.model_fields["name"].default] = kind
+    return kinds
+
+
+KINDS: dict[str, dict[str, type[Section]]] = {section: _kinds(section) for section in PLUGIN_SECTIONS}
 """Sections that have one class per kind: section -> name -> class."""
 ARCHITECTURES: dict[str, type[Section]] = {"gpt2": GptSection, "modern": ModernGptSection}
 """model.architecture -> class of `model.name: gpt`; KINDS has the default one."""
@@ -98,41 +131,52 @@ SECTIONS: dict[str, type[Section]] = {
     "logging": LoggingSection,
     "output": OutputSection,
     "launch": LaunchSection,
+    "plan": PlanSection,
 }
 """Section -> its class; of a section with several kinds, their base class."""
 EXAMPLE_DATA = tuple(name for name, kind in KINDS["data"].items() if issubclass(kind, ExampleDataSection))
 
 
 def section_class(section: str, values: dict[str, Any]) -> type[Section] | None:
-    """The class of a section with these values: for an unknown `name` that of a user's own class, which may not be
-    installed here; None if `name` is not text, or `architecture` is unknown."""
+    """The class of a section with these values: for an unknown `name` that of a plugin, which may not be installed
+    here; None if `name` is not text, or `architecture` is unknown."""
     if section not in KINDS:
         return SECTIONS[section]
     name = values.get("name", Config.model_fields[section].default.name)
-    kind = KINDS[section].get(name, CUSTOM[section]) if isinstance(name, str) else None
+    if not isinstance(name, str):
+        return None
+    kind = KINDS[section].get(name, PLUGIN_SECTIONS[section])
     if kind is not GptSection:
         return kind
     architecture = values.get("architecture", "gpt2")
-    return ARCHITECTURES.get(architecture) if isinstance(architecture, str) else None
+    if not isinstance(architecture, str):
+        return None
+    return ARCHITECTURES.get(architecture)
 
 
 def classes_of(section: str) -> list[type[Section]]:
     """All classes that a section may have."""
     if section not in KINDS:
         return [SECTIONS[section]]
-    kinds = [*KINDS[section].values(), CUSTOM[section]]
-    return [*ARCHITECTURES.values(), *kinds[1:]] if section == "model" else kinds
+    kinds = [*KINDS[section].values(), PLUGIN_SECTIONS[section]]
+    if section == "model":
+        kinds[:1] = ARCHITECTURES.values()  # the first is GptSection
+    return kinds
 
 
 def subsection(kind: type[Section], field: str) -> type[Section] | None:
     """The section inside a section that a field holds, such as model.lora; None for any other field."""
     info = kind.model_fields.get(field)
-    parts = (info.annotation, *get_args(info.annotation)) if info else ()
-    return next((part for part in parts if isinstance(part, type) and issubclass(part, Section)), None)
+    if info is None:
+        return None
+    for part in (info.annotation, *get_args(info.annotation)):  # X, or the members of X | None
+        if isinstance(part, type) and issubclass(part, Section):
+            return part
+    return None
 
 
 def takes_any_name(kind: type[Section], field: str) -> bool:
-    """Whether a field maps names of the user's own to values, such as launch.env."""
+    """Whether a field maps names that the user chooses to values, such as launch.env."""
     info = kind.model_fields.get(field)
     return info is not None and get_origin(info.annotation) is dict
 
@@ -141,7 +185,8 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any
     """Fields of two resolved configs of the current schema that differ: (path, old, new)."""
     found = []
     for section in sorted({*old, *new} - {"schema_version"}):
-        before, after = (values.get(section) for values in (old, new))
+        before = old.get(section)
+        after = new.get(section)
         if not isinstance(before, dict) or not isinstance(after, dict):
             found.append((section, before, after))
             continue
@@ -156,14 +201,16 @@ def changed_fields(values: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for section in SECTIONS:
         fields = values.get(section)
-        kind = section_class(section, fields) if isinstance(fields, dict) else None
-        if kind is None or not isinstance(fields, dict):  # damaged, or of a kind that is not known here
-            found |= {section: fields} if fields else {}
-            continue
-        changed = _changed(kind.model_construct().model_dump(mode="json", warnings=False), fields)
-        if section in KINDS:  # what decides which fields there are
-            changed = {key: fields[key] for key in ("name", "architecture") if key in fields} | changed
-        found |= {section: changed} if changed else {}
+        kind = None
+        if isinstance(fields, dict):
+            kind = section_class(section, fields)
+        changed = fields  # damaged, or of a kind that is not known here
+        if kind is not None and isinstance(fields, dict):
+            changed = _changed(kind.model_construct().model_dump(mode="json", warnings=False), fields)
+            if section in KINDS:  # what decides which fields there are
+                changed = {key: fields[key] for key in ("name", "architecture") if key in fields} | changed
+        if changed:
+            found[section] = changed
     return found
 
 
@@ -171,8 +218,11 @@ def _changed(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]
     found = {}
     for name, value in values.items():
         default = defaults.get(name)
-        if value != default:
-            found[name] = _changed(default, value) if isinstance(default, dict) and isinstance(value, dict) else value
+        if value == default:
+            continue
+        if isinstance(default, dict) and isinstance(value, dict):
+            value = _changed(default, value)
+        found[name] = value
     return found
 
 
@@ -181,6 +231,8 @@ def may_change(path: str) -> bool:
     section, _, field = path.partition(".")
     if section not in SECTIONS:
         return False
-    infos = [Config.model_fields[section]]
-    infos += [kind.model_fields[field] for kind in classes_of(section) if field in kind.model_fields]
-    return any(isinstance(marker, ResumeMarker) for info in infos for marker in info.metadata)
+    markers = list(Config.model_fields[section].metadata)
+    for kind in classes_of(section):
+        if field in kind.model_fields:
+            markers += kind.model_fields[field].metadata
+    return any(isinstance(marker, ResumeMarker) for marker in markers)

@@ -27,22 +27,34 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Field(min_length=1)]
-# A class of the user's own. Names of entry points have no colon; `config-schema` adds the installed ones.
+PATH_PATTERN = r"^[^\x00]*$"
+# A plugin. Names of entry points have no colon; `config-schema` adds the installed ones.
 ClassName = Annotated[Text, Field(json_schema_extra={"pattern": r"^[^:]+:[^:]+$"})]
 
-# A single name may be written without the brackets of a list.
-Names = Annotated[
-    list[str],
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=str | list[str]),
-]
+PLUGIN_TAG = "plugin"
+
+
+def _as_list(value: Any) -> Any:
+    """A single name may be written without the brackets of a list."""
+    if isinstance(value, str):
+        return [value]
+    return value
+
+
+Names = Annotated[list[str], BeforeValidator(_as_list, json_schema_input_type=str | list[str])]
 
 
 def kind_tag(*kinds: str) -> Callable[[Any], str]:
-    """For the union of a section's kinds: the tag of a section, by its name. All other names are `custom`."""
+    """For the union of a section's kinds: the tag of a section, by its name. All other names are plugins."""
 
     def tag(section: Any) -> str:
-        name = section.get("name", kinds[0]) if isinstance(section, dict) else getattr(section, "name", None)
-        return name if name in kinds else "custom"
+        if isinstance(section, dict):
+            name = section.get("name", kinds[0])
+        else:  # an instance of the class
+            name = getattr(section, "name", None)
+        if name in kinds:
+            return str(name)
+        return PLUGIN_TAG
 
     return tag
 

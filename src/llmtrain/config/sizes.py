@@ -7,16 +7,18 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-DEFAULT_LAYERS, DEFAULT_WIDTH = 4, 128
+DEFAULT_LAYERS = 4
+DEFAULT_WIDTH = 128
 DEFAULT_MLP: Literal["swiglu", "relu2"] = "relu2"
 DEFAULT_BLOCK_SIZE = 128
 
 # Size -> (n_layers, d_model); with GPT-2's vocabulary each has about that many parameters.
 SIZES = {"124m": (12, 768), "350m": (24, 1024), "774m": (36, 1280), "1.5b": (48, 1600)}
 
-HEAD_DIM, MIN_HEADS = 128, 4
+HEAD_DIM = 128
+MIN_HEADS = 4
 MIN_HEAD_DIM = 16
-"""Of default heads, unless the width is below MIN_HEADS times that."""
+"""Smallest dimension of default heads, unless the width is below MIN_HEADS times that."""
 D_FF_MULTIPLE = 64
 
 # At n_layers 12 and d_model 768: peak learning rate, and tokens per step.
@@ -25,9 +27,11 @@ LEARNING_RATES = {"adamw": 6e-4, "adafactor": 6e-4, "muon": 0.01}
 BATCH_TOKENS = {"adamw": 65_536, "adafactor": 65_536, "muon": 16_384}
 MAX_LEARNING_RATES = {"adamw": 5e-3, "adafactor": 5e-3, "muon": 0.02}
 MICRO_BATCH_TOKENS = 65_536
-MIN_BATCH_TOKENS, MAX_BATCH_TOKENS = 2**11, 2**24
+MIN_BATCH_TOKENS = 2**11
+MAX_BATCH_TOKENS = 2**24
 # Several times those of the largest models so far.
-MAX_WIDTH, MAX_LAYERS = 2**17, 10_000
+MAX_WIDTH = 2**17
+MAX_LAYERS = 10_000
 
 
 class Batch(NamedTuple):
@@ -40,22 +44,30 @@ def default_heads(d_model: int) -> int | None:
     number of dimensions. None if only heads of a few dimensions divide the width."""
     most = min(HEAD_DIM, max(2, d_model // MIN_HEADS))
     fits = [size for size in range(2, most + 1, 2) if d_model % size == 0]
-    chosen = next((size for size in (HEAD_DIM, HEAD_DIM // 2) if size in fits), max(fits, default=1))
+    head_dim = max(fits, default=1)
+    if head_dim < HEAD_DIM and HEAD_DIM // 2 in fits:
+        head_dim = HEAD_DIM // 2
     is_odd = d_model % 2 == 1  # no number of heads fits: the schema asks for an even width
-    return d_model // chosen if is_odd or chosen >= min(MIN_HEAD_DIM, most) else None
+    if is_odd or head_dim >= min(MIN_HEAD_DIM, most):
+        return d_model // head_dim
+    return None
 
 
 def default_d_ff(d_model: int, mlp: str) -> int:
     """4 x d_model; of `swiglu`, which has a third matrix, 8/3 x d_model, rounded up to a multiple of 64."""
-    return 4 * d_model if mlp == "relu2" else math.ceil(8 * d_model / 3 / D_FF_MULTIPLE) * D_FF_MULTIPLE
+    if mlp == "relu2":
+        return 4 * d_model
+    return math.ceil(8 * d_model / 3 / D_FF_MULTIPLE) * D_FF_MULTIPLE
 
 
 def default_lr(optimizer: str, d_model: int) -> float:
     """The learning rate of 124m, divided by the width relative to it (muon's by the square root), up to a limit: the
     highest that was measured to be good."""
     width = d_model / REFERENCE[1]
-    rate = LEARNING_RATES[optimizer] / (math.sqrt(width) if optimizer == "muon" else width)
-    return _rounded(min(MAX_LEARNING_RATES[optimizer], rate))
+    divisor = width
+    if optimizer == "muon":
+        divisor = math.sqrt(width)
+    return _rounded(min(MAX_LEARNING_RATES[optimizer], LEARNING_RATES[optimizer] / divisor))
 
 
 def default_batch_tokens(optimizer: str, n_layers: int, d_model: int) -> int:
@@ -82,8 +94,12 @@ def default_batch(
     if micro_batch_size is None:
         activations = n_layers * d_model / (REFERENCE[0] * REFERENCE[1])
         most = max(1, int(MICRO_BATCH_TOKENS / activations / block_size))
-        most = min(most, max(1, sequences // processes)) if processes > 1 else most
-        micro_batch_size = max(1, sequences // steps) if steps else min(sequences, 2 ** int(math.log2(most)))
+        if processes > 1:
+            most = min(most, max(1, sequences // processes))
+        if steps:
+            micro_batch_size = max(1, sequences // steps)
+        else:
+            micro_batch_size = min(sequences, 2 ** int(math.log2(most)))  # a power of two
     return Batch(micro_batch_size, steps or max(1, round(sequences / micro_batch_size)))
 
 
@@ -108,10 +124,14 @@ def fill_trainer(
 ) -> dict[str, Any]:
     """The trainer's fields with learning rate and batch for a modern GPT of this shape (see fill_shape)."""
     filled = dict(trainer)
-    n_layers, d_model, block_size = model["n_layers"], model["d_model"], model.get("block_size", DEFAULT_BLOCK_SIZE)
-    size, steps = given = [filled.get(name) for name in Batch._fields]
+    n_layers = model["n_layers"]
+    d_model = model["d_model"]
+    block_size = model.get("block_size", DEFAULT_BLOCK_SIZE)
+    size = filled.get("micro_batch_size")
+    steps = filled.get("grad_accum_steps")
     is_shape = _is_count(n_layers, MAX_LAYERS) and _is_count(d_model, MAX_WIDTH) and _is_count(block_size)
-    if not is_shape or optimizer not in LEARNING_RATES or not all(each is None or _is_count(each) for each in given):
+    is_batch = all(count is None or _is_count(count) for count in (size, steps))
+    if not is_shape or not is_batch or optimizer not in LEARNING_RATES:
         return filled
     _fill(filled, "lr", default_lr(optimizer, d_model))
     batch = default_batch(optimizer, n_layers, d_model, block_size, size, steps, processes)

@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _HEAD = """\
 # {about}
@@ -24,43 +24,56 @@ model:
 data:
   name: text_files
   files: {files}
-  val_fraction: 0.05  # held out for validation; or set val_files
+{column}  val_fraction: 0.05  # held out for validation; or set val_files
   tokenizer: byte  # byte, char, gpt2, or a directory (see llmtrain tokenizer train)
 trainer:
-  max_steps: 400  # optimizer steps; or set max_epochs. Train for longer while the validation loss falls
+  max_steps: {steps}  # optimizer steps; or set max_epochs. Train for longer while the validation loss falls
   micro_batch_size: 16  # sequences per step; lower it if memory runs out
   optimizer: muon  # learning rate and schedule follow from it and from the size (docs/recipes.md)
   decay_fraction: 0.8
-  warmup_steps: 20
+  warmup_steps: {warmup}
   log_every_steps: 10
-  eval_every_steps: 100
+  eval_every_steps: {often}
   eval_batches: 40  # of micro_batch_size sequences; without it the whole validation text
-  save_every_steps: 100
+  save_every_steps: {often}
 """
 _EXAMPLES = """\
 model:
   name: hf_causal_lm
   path: HuggingFaceTB/SmolLM2-135M-Instruct  # a model on the Hugging Face hub, or its directory
-  block_size: 512  # longer examples are truncated
+  block_size: {block_size}  # longer examples are truncated
   lora:  # remove it to train all weights; then lower lr to 2e-5
     rank: 16
     alpha: 32
 data:
   name: {kind}
   train_file: {file}
-{fields}  val_fraction: 0.05  # held out for validation; or set val_file
+{fields}{packing}  val_fraction: 0.05  # held out for validation; or set val_file
 trainer:
-  max_epochs: 1
-  micro_batch_size: 4  # lower it if memory runs out
-  grad_accum_steps: 4  # micro-batches per optimizer step
+  max_epochs: {epochs}  # about {steps:,} steps
+  micro_batch_size: {micro_batch_size}  # lower it if memory runs out
+  grad_accum_steps: {grad_accum_steps}  # micro-batches per optimizer step
   lr: 2.0e-4
-  warmup_steps: 5
+  warmup_steps: {warmup}
   weight_decay: 0.0
   log_every_steps: 5
-  eval_every_steps: 50
-  save_every_steps: 50
+  eval_every_steps: {often}
+  save_every_steps: {often}
 """
-_BLOCK_SIZES = (128, 64, 32, 16)
+_TEXT_BLOCK_SIZES = (128, 64, 32, 16)
+_TEXT_STEP_TOKENS = 2048
+"""Tokens per step of the model in _TEXT, by its defaults."""
+_TEXT_STEPS = 400
+_MIN_TEXT_STEPS = 60
+_TEXT_EPOCHS = 10
+_EXAMPLE_BLOCK_SIZES = (128, 256, 512, 1024, 2048)
+_MICRO_BATCH_TOKENS = 2048
+_STEP_TOKENS = 8192
+_MIN_STEPS = 60
+_MIN_EPOCH_STEPS = 20
+_PACKED_SHARE = 0.9
+"""About this share of the positions of packed sequences has a token."""
+_LENGTH_MARGIN = 1.25
 
 
 def preset_text(path: Path) -> str:
@@ -69,23 +82,74 @@ def preset_text(path: Path) -> str:
     return "".join(line for line in lines if "yaml-language-server" not in line)
 
 
-def text_config(files: list[str], size: int, path: str) -> str | None:
+class ExampleSizes(NamedTuple):
+    """Estimates of a file of examples."""
+
+    examples: int
+    mean_tokens: float
+    long_tokens: float
+    """Hardly an example is longer."""
+
+
+def text_config(files: list[str], column: str | None, size: int, path: str) -> str | None:
     """A small GPT on text files of this many bytes in all; None if that is too little text."""
-    # Each held-out share must have a few sequences.
-    block_size = next((length for length in _BLOCK_SIZES if size * 0.05 > 2 * length), None)
-    if block_size is None:
+    # The share that is held out must have a few sequences.
+    fitting = [length for length in _TEXT_BLOCK_SIZES if size * 0.05 > 2 * length]
+    if not fitting:
         return None
+    # After about ten passes over a small text the model learns it by heart, and the validation loss rises.
+    steps = min(_TEXT_STEPS, max(_MIN_TEXT_STEPS, _TEXT_EPOCHS * size // _TEXT_STEP_TOKENS)) // 20 * 20
     about = "A small GPT, trained from scratch on your text."
+    column_line = ""
+    if column:
+        column_line = f"  text_column: {_flow(column)}  # each record is a document\n"
     head = _HEAD.format(about=about, path=path, name=_name(path))
-    return head + _TEXT.format(block_size=block_size, files=_flow(files))
+    return head + _TEXT.format(
+        block_size=max(fitting),
+        files=_flow(files),
+        column=column_line,
+        steps=steps,
+        warmup=steps // 20,
+        often=steps // 4,
+    )
 
 
-def examples_config(file: str, kind: str, fields: dict[str, str], path: str) -> str:
+def examples_config(file: str, kind: str, fields: dict[str, str], sizes: ExampleSizes, path: str) -> str:
     """LoRA fine-tuning on a file of examples. `fields`: values of the data section besides it."""
     about = "LoRA fine-tuning of a chat model on your examples."
     lines = "".join(f"  {field}: {_flow(value)}\n" for field, value in fields.items())
     head = _HEAD.format(about=about, path=path, name=_name(path))
-    return head + _EXAMPLES.format(kind=kind, file=_flow(file), fields=lines)
+    return head + _EXAMPLES.format(kind=kind, file=_flow(file), fields=lines, **_training_values(sizes))
+
+
+def _training_values(sizes: ExampleSizes) -> dict[str, Any]:
+    """Length, batch and number of epochs with which this much data trains for a useful number of steps."""
+    fitting = [length for length in _EXAMPLE_BLOCK_SIZES if length >= _LENGTH_MARGIN * sizes.long_tokens]
+    block_size = min(fitting, default=max(_EXAMPLE_BLOCK_SIZES))
+    training = max(1, int(sizes.examples * 0.95))  # val_fraction in _EXAMPLES holds out the others
+    packed = round(training * sizes.mean_tokens / (_PACKED_SHARE * block_size))
+    sequences = packed
+    packing = ""
+    if packed < _MIN_EPOCH_STEPS:
+        sequences = training
+        packing = "  packing: false  # with few examples, one per sequence gives more steps\n"
+    batch = 1
+    while 2 * batch * block_size <= _STEP_TOKENS and 2 * batch * _MIN_EPOCH_STEPS <= sequences:
+        batch *= 2
+    micro_batch_size = min(batch, _MICRO_BATCH_TOKENS // block_size)
+    epoch_steps = -(-sequences // batch)
+    epochs = -(-_MIN_STEPS // epoch_steps)
+    steps = epochs * epoch_steps
+    return {
+        "block_size": block_size,
+        "packing": packing,
+        "epochs": epochs,
+        "steps": steps,
+        "micro_batch_size": micro_batch_size,
+        "grad_accum_steps": batch // micro_batch_size,
+        "warmup": min(20, steps // 20),
+        "often": max(5, steps // 4),
+    }
 
 
 def _flow(value: Any) -> str:
@@ -94,9 +158,13 @@ def _flow(value: Any) -> str:
         return f"[{', '.join(map(_flow, value))}]"
     text = str(value)
     is_plain = re.fullmatch(r"[A-Za-z_./][A-Za-z0-9_./-]*", text) and text.lower() not in ("yes", "no", "null", "true")
-    return text if is_plain else json.dumps(text)
+    if is_plain:
+        return text
+    return json.dumps(text)
 
 
 def _name(path: str) -> str:
     slug = re.sub(r"[^a-z0-9]+", "-", Path(path).stem.lower()).strip("-")
-    return slug if re.match(r"[a-z]", slug) else "my-run"
+    if not re.match(r"[a-z]", slug):
+        return "my-run"
+    return slug

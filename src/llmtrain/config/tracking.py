@@ -59,7 +59,7 @@ class PrometheusSection(Section):
     """Address to listen on. null means all addresses in pods, else 127.0.0.1."""
 
 
-class CustomTrackerSection(Section):
+class PluginTrackerSection(Section):
     """A tracker class of your own (docs/extending.md)."""
 
     name: ClassName
@@ -79,5 +79,5 @@ class TrackingSection(Section):
     """Weights & Biases (extra `wandb`)."""
     prometheus: PrometheusSection = PrometheusSection()
     """Prometheus (extra `prometheus`)."""
-    custom: list[CustomTrackerSection] = []
+    custom: list[PluginTrackerSection] = []
     """Trackers of your own, a `name` and `options` each."""

@@ -26,14 +26,19 @@ DEFAULT_STEPS = 1000
 OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
     "muon": {"lr": 0.01, "schedule": "wsd", "decay_fraction": 0.5, "momentum": 0.95, "momentum_warmup_steps": 250},
 }
-"""Defaults that an optimizer has of its own. They are filled in when a config is loaded, and recorded with it."""
+"""Defaults that depend on the optimizer. They are filled in when a config is loaded, and recorded with it."""
 
 
 def with_optimizer_defaults(trainer: dict[str, Any]) -> dict[str, Any]:
     """The fields of a trainer section, with the defaults of its optimizer for those that are not set or null."""
+    filled: dict[str, Any] = {}
     optimizer = trainer.get("optimizer")
-    given = {name: value for name, value in trainer.items() if value is not None or not _is_defaulted(name)}
-    return {**(OPTIMIZER_DEFAULTS.get(optimizer, {}) if isinstance(optimizer, str) else {}), **given}
+    if isinstance(optimizer, str):
+        filled |= OPTIMIZER_DEFAULTS.get(optimizer, {})
+    for name, value in trainer.items():
+        if value is not None or not _is_defaulted(name):
+            filled[name] = value
+    return filled
 
 
 def _is_defaulted(name: str) -> bool:
@@ -116,7 +121,9 @@ class TrainerSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_defaults(cls, values: Any) -> Any:
-        return with_optimizer_defaults(values) if isinstance(values, dict) else values
+        if isinstance(values, dict):
+            return with_optimizer_defaults(values)
+        return values  # pydantic refuses it
 
     @property
     def steps(self) -> int:
@@ -139,10 +146,3 @@ class TrainerSection(Section):
                 f"trainer.warmup_steps {self.warmup_steps} is not below the {length} steps of the schedule. "
                 "Lower it, or raise trainer.max_steps.",
             )
-
-
-def training_bytes(optimizer: str, trained: int, matrices: int, bytes_per_weight: int = 4) -> int:
-    """Bytes that training adds to the weights: a gradient per trained weight, and the optimizer's averages, which are
-    two, or one for the weights of `matrices` with muon. Those of adafactor are negligible."""
-    averages = 0 if optimizer == "adafactor" else 2 * trained - (matrices if optimizer == "muon" else 0)
-    return bytes_per_weight * (trained + averages)

@@ -4,7 +4,7 @@ import re
 
 import yaml
 
-from llmtrain.text import one_line
+from llmtrain.core.text import one_line
 
 _KEY = re.compile(r"^(?P<indent> *)(?:- )?(?P<key>[^\s:#][^:#]*):(?P<value>.*)$")
 
@@ -14,19 +14,24 @@ def explain_yaml_error(problem: Exception, text: str) -> tuple[str, int | None]:
     mark = getattr(problem, "problem_mark", None)
     if not isinstance(problem, yaml.MarkedYAMLError) or mark is None:
         return one_line(problem), None
-    lines = text.splitlines()
-    line = min(mark.line, max(len(lines) - 1, 0))
-    content = lines[line] if lines else ""
+    lines = text.splitlines() or [""]
+    line = min(mark.line, len(lines) - 1)
     explained = _explain(str(problem.problem), lines, line, mark.column)
-    return explained or f"{one_line(problem.problem)} at column {mark.column + 1}: {content.strip()[:80]}", line + 1
+    if explained is None:
+        explained = f"{one_line(problem.problem)} at column {mark.column + 1}: {lines[line].strip()[:80]}"
+    return explained, line + 1
 
 
 def explain_value_error(problem: Exception, text: str) -> str:
     """For the value of --set: what is wrong, and how to write it."""
+    if isinstance(problem, yaml.constructor.ConstructorError):
+        return f"not valid YAML: {one_line(problem.problem)}."
     mark = getattr(problem, "problem_mark", None)
     if mark is None:
         return f"not valid YAML: {one_line(problem)}."
-    at = f" at '{text[mark.column]}'" if mark.line == 0 and mark.column < len(text) else ""
+    at = ""
+    if mark.line == 0 and mark.column < len(text):
+        at = f" at '{text[mark.column]}'"
     if text.lstrip().startswith("["):
         hint = 'Quote the text in a list and close it, such as \'["What is it?", "Why?"]\'.'
     else:
@@ -35,7 +40,7 @@ def explain_value_error(problem: Exception, text: str) -> str:
 
 
 def _explain(what: str, lines: list[str], line: int, column: int) -> str | None:
-    content = lines[line] if lines else ""
+    content = lines[line]
     if what.startswith("duplicate key"):
         return what
     if "\t" in content[: column + 1]:
@@ -54,7 +59,11 @@ def _explain(what: str, lines: list[str], line: int, column: int) -> str | None:
 def _misplaced_key(lines: list[str], line: int) -> str | None:
     """A key below one that already has a value, or two keys in a line."""
     here = _KEY.match(lines[line])
-    above = next((match for number in range(line - 1, -1, -1) if (match := _KEY.match(lines[number]))), None)
+    above = None
+    for earlier in reversed(lines[:line]):
+        above = _KEY.match(earlier)
+        if above:
+            break
     if here and above and above["value"].strip() and len(here["indent"]) > len(above["indent"]):
         return f"'{here['key']}' is indented deeper than '{above['key']}' above it"
     if here and ": " in here["value"]:

@@ -5,7 +5,7 @@
     └── ExampleData     examples with an answer: implement `identity` and `examples`
 
 Tokenizing, caching, shuffling and batching are the same for all of them. `data.name` is a dataset of registry.DATA, or
-a class of the user's own (docs/extending.md).
+a plugin (docs/extending.md).
 """
 
 from abc import ABC, abstractmethod
@@ -15,17 +15,17 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from llmtrain.config.data import CustomDataSection, DataSection
+from llmtrain.config.data import DataSection, PluginDataSection
 from llmtrain.data.cache_dir import token_cache_dir
-from llmtrain.data.own_data import checked_chunks, checked_examples, checked_identity
+from llmtrain.data.plugin_data import checked_chunks, checked_examples, checked_identity
 from llmtrain.data.store.directory import open_or_build
 from llmtrain.data.store.example_store import ExampleStore, example_writer
 from llmtrain.data.store.token_store import TokenStore, text_writer
+from llmtrain.data.text_and_examples import SPLITS, Example, Segment, Split, TextChunk
 from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.data.tokenizers.chat_template import template_identity
 from llmtrain.data.tokenizers.load import load_tokenizer, tokenizer_dir, tokenizer_identity
-from llmtrain.data.types import SPLITS, Example, Segment, Split, TextChunk
-from llmtrain.plugins import is_own, parse_options, source_sha256
+from llmtrain.plugins import is_plugin_class, parse_options, source_sha256
 
 __all__ = ["DataModule", "Example", "ExampleData", "PreparedData", "Segment", "Split", "TextChunk", "TextData"]
 
@@ -57,9 +57,9 @@ class DataModule(ABC):
         """What determines the data: names, sizes, versions. Must be cheap: it is computed at every start."""
 
     def _source(self) -> dict[str, Any]:
-        """The identity; for a class of the user's own also its options and code, so that tokens are not reused when
-        either has changed."""
-        if not isinstance(self.config, CustomDataSection):
+        """The identity; for a plugin also its options and code, so that tokens are not reused when either has
+        changed."""
+        if not isinstance(self.config, PluginDataSection):
             return self.identity()
         return {
             "identity": checked_identity(type(self), self.identity),
@@ -82,10 +82,14 @@ class TextData(DataModule):
 
     def _texts(self) -> Iterator[str]:
         """The text of both splits: a character that occurs only in the validation text needs an id too."""
-        return (chunk.text for split in SPLITS for chunk in self._checked(split))
+        for split in SPLITS:
+            for chunk in self._checked(split):
+                yield chunk.text
 
     def _checked(self, split: Split) -> Iterator[TextChunk]:
-        return checked_chunks(type(self), lambda: self.chunks(split)) if is_own(type(self)) else self.chunks(split)
+        if is_plugin_class(type(self)):
+            return checked_chunks(type(self), lambda: self.chunks(split))
+        return self.chunks(split)
 
     def prepare(self, threads: int) -> PreparedData:
         directory = open_or_build(
@@ -106,12 +110,15 @@ class ExampleData(DataModule):
         """The examples of a split, in order."""
 
     def _texts(self) -> Iterator[str]:
-        return (segment.text for split in SPLITS for example in self._checked(split) for segment in example.segments)
+        for split in SPLITS:
+            for example in self._checked(split):
+                for segment in example.segments:
+                    yield segment.text
 
     def _checked(self, split: Split) -> Iterator[Example]:
-        return (
-            checked_examples(type(self), lambda: self.examples(split)) if is_own(type(self)) else self.examples(split)
-        )
+        if is_plugin_class(type(self)):
+            return checked_examples(type(self), lambda: self.examples(split))
+        return self.examples(split)
 
     def prepare(self, threads: int) -> PreparedData:
         directory = open_or_build(

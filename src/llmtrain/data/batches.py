@@ -1,4 +1,4 @@
-"""Batches of token ids. The samples of micro-batch n depend on nothing but n, the seed and the config."""
+"""Batches of token ids. The samples of micro-batch n depend only on n, the seed and the config."""
 
 import multiprocessing
 import os
@@ -14,11 +14,10 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from llmtrain.core.targets import IGNORE_INDEX
 from llmtrain.errors import DataError
 
 _TRAINER_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-IGNORE_INDEX = -100
-"""Target of a position without loss (the default ignore_index of torch's cross-entropy)."""
 
 
 class Batch(NamedTuple):
@@ -32,6 +31,11 @@ class Batch(NamedTuple):
     def without_targets(self) -> "Batch":
         """A batch of the same shape whose loss and gradient are zero."""
         return self._replace(targets=torch.full_like(self.targets, IGNORE_INDEX), target_count=0, token_count=0)
+
+    def first_sequence(self) -> "Batch":
+        """A batch of the first sequence alone, to try a model on. Its counts are those of this batch."""
+        positions = None if self.positions is None else self.positions[:1]
+        return self._replace(inputs=self.inputs[:1], targets=self.targets[:1], positions=positions)
 
     def to(self, device: torch.device) -> "Batch":
         if device.type == "cpu":
@@ -72,6 +76,10 @@ class TrainBatches(Dataset[Batch], ABC):
     def tokens_per_step(self) -> float:
         """Mean number of input tokens per step, without padding."""
 
+    @abstractmethod
+    def first_shape(self) -> tuple[int, int]:
+        """(sequences, tokens) of the first micro-batch, without building it."""
+
     def describe_samples(self, step: int) -> str:
         """The samples of a step, for messages. Steps count from 1, as in every message."""
         size = self.size * self.micro_batches
@@ -108,6 +116,10 @@ class EvalBatches(ABC):
     def __getitem__(self, index: int) -> Batch:
         """Raises IndexError past the end."""
 
+    @abstractmethod
+    def largest_shape(self) -> tuple[int, int]:
+        """(sequences, tokens) of the largest batch, without building it."""
+
     def __iter__(self) -> Iterator[Batch]:
         return (self[index] for index in range(len(self)))
 
@@ -117,8 +129,11 @@ class MicroBatchNumbers(Sequence[int]):
     `count` of the `per_step` micro-batches, starting at `first`."""
 
     def __init__(self, first_step: int, end_step: int, per_step: int, first: int, count: int) -> None:
-        self._first_step, self._steps, self._per_step = first_step, end_step - first_step, per_step
-        self._first, self._count = first, count
+        self._first_step = first_step
+        self._steps = end_step - first_step
+        self._per_step = per_step
+        self._first = first
+        self._count = count
 
     def __len__(self) -> int:
         return self._steps * self._count

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from llmtrain.config.data import DataSection
-from llmtrain.env import TOKEN_CACHE
-from llmtrain.files import is_there
+from llmtrain.core.env import TOKEN_CACHE
+from llmtrain.core.files import is_there
 
 
 def token_cache_dir(config: DataSection) -> Path:

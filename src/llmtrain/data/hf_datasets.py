@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain.config.data import HeldOutSection, HfTextSection, HubDatasetSection
-from llmtrain.data.types import Split
+from llmtrain.core.text import one_line
+from llmtrain.data.text_and_examples import Split
 from llmtrain.errors import DataError, LlmtrainError, UsageError
-from llmtrain.text import one_line
 
 
 def load_split(config: HubDatasetSection, split: Split) -> Any:
@@ -15,7 +15,9 @@ def load_split(config: HubDatasetSection, split: Split) -> Any:
     from llmtrain.hub.dataset_names import full_dataset_name
     from llmtrain.hub.token import hub_token
 
-    name = config.val_split if split == "val" and config.val_split else config.train_split
+    name = config.train_split
+    if split == "val" and config.val_split:
+        name = config.val_split
     token = hub_token()
 
     def read(datasets: Any, cache: str) -> Any:

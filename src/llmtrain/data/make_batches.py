@@ -3,7 +3,7 @@
 from llmtrain.config.data import DataSection, ExampleBatchesSection
 from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import EvalBatches, TrainBatches
-from llmtrain.data.examples.example_batches import ExampleBatches, ExampleEvalBatches, Samples
+from llmtrain.data.examples.example_batches import LENGTH_MULTIPLE, ExampleBatches, ExampleEvalBatches, Samples
 from llmtrain.data.examples.selection import select_examples
 from llmtrain.data.store.example_store import ExampleStore
 from llmtrain.data.store.token_store import TokenStore
@@ -40,6 +40,12 @@ def make_batches(
         can_pack=can_pack,
     )
     return train, val
+
+
+def least_width(block_size: int) -> int:
+    """No sequence of any batch is shorter. To check the size of a batch before its samples are ordered, which takes an
+    array of that size."""
+    return min(block_size, LENGTH_MULTIPLE)
 
 
 def make_eval_batches(

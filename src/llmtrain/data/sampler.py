@@ -3,18 +3,23 @@
 Each epoch divides the tokens into windows of block_size, starting at an offset of its own, and visits every window
 once, in an order of its own. The order is a keyed permutation computed on the fly (a Feistel network), not a shuffled
 list: it needs no memory, so a corpus can have any size, and any position is available at once, so resuming is free.
+
+The order of examples, which are sorted by length or packed, is in data/examples/example_batches.py (_order_of). It uses
+the same permutation.
 """
 
-import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from llmtrain.core.seeds import derive_seed
+
 Positions = npt.NDArray[np.int64]
 ROUNDS = 6
 BLOCK = 8192
+"""Samples whose starts are computed at once."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +32,7 @@ class WindowSampler:
     def windows(self) -> int:
         """Windows per epoch. A window needs one token more than block_size: the last target."""
         whole = (self.tokens - 1) // self.block_size
-        return whole - 1 if whole > 1 else whole
-
-    def epoch_of(self, sample: int) -> int:
-        return sample // self.windows
+        return whole - 1 if whole > 1 else whole  # one fewer, because the offset of the epoch shifts them
 
     def starts(self, first_sample: int, count: int) -> Positions:
         """First token of the windows of `count` samples from first_sample on. Samples are counted over all epochs."""
@@ -39,7 +41,8 @@ class WindowSampler:
             epoch, index = divmod(first_sample, self.windows)
             part = _block_of_starts(self, epoch, index // BLOCK)[index % BLOCK :][:count]
             parts.append(part)
-            first_sample, count = first_sample + len(part), count - len(part)
+            first_sample += len(part)
+            count -= len(part)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -51,12 +54,6 @@ def _block_of_starts(sampler: WindowSampler, epoch: int, number: int) -> Positio
     # A different offset per epoch, so that windows do not always begin at the same tokens.
     max_offset = sampler.tokens - 1 - sampler.windows * sampler.block_size
     return derive_seed(sampler.seed, "offset", epoch) % (max_offset + 1) + order * sampler.block_size
-
-
-def derive_seed(seed: int, *parts: int | str) -> int:
-    """A 63-bit seed that depends on all parts and is the same on every machine and library version."""
-    digest = hashlib.sha256("/".join(map(str, (seed, *parts))).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def permute(values: Positions, size: int, key: int) -> Positions:
@@ -71,7 +68,8 @@ def permute(values: Positions, size: int, key: int) -> Positions:
     outside = np.ones(len(out), bool)
     while outside.any():
         x = out[outside]
-        left, right = x >> shift, x & mask
+        left = x >> shift
+        right = x & mask
         for round_key in keys:
             left, right = right, left ^ (_mix(right ^ round_key) & mask)
         out[outside] = (left << shift) | right

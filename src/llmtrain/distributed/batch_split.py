@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from llmtrain.config.distributed import DistributedSection
-from llmtrain.config.schema import Config
+from llmtrain.config.trainer import TrainerSection
+from llmtrain.core.text import plural
 from llmtrain.errors import UsageError
-from llmtrain.text import plural
 
 
 @dataclass(frozen=True)
@@ -22,35 +22,57 @@ class MicroBatchRange:
     @classmethod
     def of_rank(cls, rank: int, world_size: int, micro_batches: int) -> "MicroBatchRange":
         each, extra = divmod(micro_batches, world_size)
-        return cls(rank * each + min(rank, extra), each + (rank < extra), each + (extra > 0))
+        first = rank * each + min(rank, extra)
+        count = each
+        if rank < extra:  # the first ranks share the remainder
+            count += 1
+        rounds = each
+        if extra:
+            rounds += 1
+        return cls(first, count, rounds)
 
 
-def micro_batches_in_step(config: Config, world_size: int) -> int:
+def micro_batches_in_step(trainer: TrainerSection, distributed: DistributedSection, world_size: int) -> int:
     """Fixed by the config; the number of processes only decides which rank computes which."""
-    count = config.trainer.grad_accum_steps * (world_size if config.trainer.scale_batch else 1)
-    is_power_of_two = world_size & (world_size - 1) == 0
-    is_reproducible = config.distributed.reproducible_reduce
-    if count < world_size and (is_power_of_two or not is_reproducible):
-        raise _too_few(config, count, world_size)
-    if is_reproducible and (not is_power_of_two or count % world_size):
-        powers = [str(1 << n) for n in range(count.bit_length()) if count % (1 << n) == 0]
-        fits = "1, 2, 4, 8, ..." if config.trainer.scale_batch else ", ".join(powers)
+    count = trainer.grad_accum_steps
+    if trainer.scale_batch:
+        count *= world_size
+    is_reproducible = distributed.reproducible_reduce
+    if count < world_size and (_is_power_of_two(world_size) or not is_reproducible):
+        raise _too_few(trainer, count, world_size)
+    if is_reproducible and (not _is_power_of_two(world_size) or count % world_size):
+        fits = "1, 2, 4, 8, ..."
+        if not trainer.scale_batch:
+            fits = ", ".join(map(str, _powers_of_two_in(count)))
         raise UsageError(
             f"With distributed.reproducible_reduce the number of processes must be a power of two that divides the "
             f"{plural(count, 'micro-batch')} of a step (trainer.grad_accum_steps): {fits}; got {world_size}.",
             remedy="Start one of these numbers of processes, or set distributed.reproducible_reduce to false.",
         )
-    if config.distributed.strategy == "fsdp" and config.trainer.optimizer == "adafactor" and world_size > 1:
+    if distributed.strategy == "fsdp" and trainer.optimizer == "adafactor" and world_size > 1:
         raise adafactor_with_fsdp()
     return count
 
 
-def _too_few(config: Config, count: int, world_size: int) -> UsageError:
-    sequences = count * config.trainer.micro_batch_size
-    is_same = sequences % world_size == 0
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
+def _powers_of_two_in(count: int) -> list[int]:
+    """The powers of two that divide a number above 0."""
+    powers = [1]
+    while count % (2 * powers[-1]) == 0:
+        powers.append(2 * powers[-1])
+    return powers
+
+
+def _too_few(trainer: TrainerSection, count: int, world_size: int) -> UsageError:
     settings = f"--set trainer.grad_accum_steps={world_size}"
-    settings += f" --set trainer.micro_batch_size={sequences // world_size}" if is_same else ""
-    batch = "keeps the batch" if is_same else "makes the batch larger"
+    batch = "makes the batch larger"
+    sequences = count * trainer.micro_batch_size
+    if sequences % world_size == 0:
+        settings += f" --set trainer.micro_batch_size={sequences // world_size}"
+        batch = "keeps the batch"
     return UsageError(
         f"A step has {plural(count, 'micro-batch')} (trainer.grad_accum_steps), too few for {world_size} "
         f"processes. The number of processes must be 1 to {count}.",
@@ -67,7 +89,7 @@ def adafactor_with_fsdp() -> UsageError:
 
 
 def check_power_of_two(distributed: DistributedSection, world_size: int) -> None:
-    if distributed.reproducible_reduce and world_size & (world_size - 1):
+    if distributed.reproducible_reduce and not _is_power_of_two(world_size):
         raise UsageError(
             f"With distributed.reproducible_reduce the number of processes must be a power of two, got {world_size}.",
             remedy="Start 1, 2, 4, 8, ... processes, or set distributed.reproducible_reduce to false.",

@@ -48,16 +48,22 @@ class ControlGroup:
 
     def gather_tensors(self, tensor: torch.Tensor) -> torch.Tensor:
         """Tensors of the same shape (...) from all ranks, as (ranks, ...) on the CPU."""
-        own = tensor.detach().cpu().contiguous()
+        local = tensor.detach().cpu().contiguous()
         if self.group is None:
-            return own.unsqueeze(0)
-        gathered = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(gathered, own, group=self.group)
+            return local.unsqueeze(0)
+        gathered = [torch.empty_like(local) for _ in range(self.size)]
+        dist.all_gather(gathered, local, group=self.group)
         return torch.stack(gathered)
 
     def on_rank0(self, action: Callable[[], T]) -> T:
         """Run the action on rank 0 and return its result on all ranks; if it fails, it fails on all ranks."""
-        return cast(T, self._run(lambda: action() if self.rank == 0 else None, share_results=True)[0])
+
+        def run_on_rank0() -> T | None:
+            if self.rank != 0:
+                return None
+            return action()
+
+        return cast(T, self._run(run_on_rank0, share_results=True)[0])
 
     def barrier(self) -> None:
         self.any(False)
@@ -68,7 +74,7 @@ class ControlGroup:
         return cast(T, self._run(action, share_results=False)[self.rank])
 
     def gather_results(self, action: Callable[[], T]) -> list[T]:
-        """As all_or_none, with the results of all ranks."""
+        """Like all_or_none, with the results of all ranks."""
         return cast(list[T], self._run(action, share_results=True))
 
     def _run(self, action: Callable[[], Any], share_results: bool) -> list[Any]:
@@ -76,11 +82,14 @@ class ControlGroup:
         problem: Exception | None = None
         try:
             result = action()
-        except (LlmtrainError, OSError) as caught:
+        except (LlmtrainError, OSError) as caught:  # anything else is a bug: it ends this process without an exchange
             problem = caught
-        outcomes = self.gather((result if share_results else None, _pack(problem)))
+        shared = None
+        if share_results:
+            shared = result
+        outcomes = self.gather((shared, _pack(problem)))
         if problem is not None:
-            raise problem
+            raise problem  # itself, with its traceback, and not the copy that other ranks raise
         for rank, (_, packed) in enumerate(outcomes):
             if packed is not None:
                 raise _unpack(packed, rank)
@@ -98,14 +107,17 @@ def _pack(problem: Exception | None) -> _Packed | None:
         return None
     if isinstance(problem, LlmtrainError):
         return type(problem).__name__, problem.what_and_known, problem.remedy, problem.reason, None
-    return "OSError", f"{getattr(problem, 'strerror', None) or problem}", None, None, getattr(problem, "errno", None)
+    what = getattr(problem, "strerror", None) or problem
+    return "OSError", str(what), None, None, getattr(problem, "errno", None)
 
 
 def _unpack(packed: _Packed, rank: int) -> Exception:
     name, what, remedy, reason, number = packed
     if name == "OSError":
         text = f"rank {rank}: {what}"
-        return OSError(text) if number is None else OSError(number, text)
+        if number is None:
+            return OSError(text)
+        return OSError(number, text)  # the number selects the subclass, such as FileNotFoundError
     type_: Any = getattr(errors, name, LlmtrainError)
     if type_ is errors.ConfigError:  # which takes a list of problems
         type_ = errors.UsageError
@@ -114,6 +126,14 @@ def _unpack(packed: _Packed, rank: int) -> Exception:
 
 
 _TRANSPORT_WORDS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "broken pipe")
+
+
+def _is_of_transport(problem: BaseException) -> bool:
+    if isinstance(problem, dist.DistError):
+        return True
+    # gloo raises RuntimeError, as a wrong tensor shape does: only the message distinguishes them.
+    text = str(problem).lower()
+    return isinstance(problem, RuntimeError) and any(word in text for word in _TRANSPORT_WORDS)
 
 
 @contextmanager
@@ -130,13 +150,12 @@ def peer_errors() -> Iterator[None]:
 
 def as_peer_lost(problem: BaseException) -> PeerLost | None:
     """The error for a collective that failed because a peer is gone; None for any other problem."""
-    text = str(problem)
-    is_transport = isinstance(problem, dist.DistError) or (
-        isinstance(problem, RuntimeError) and any(word in text.lower() for word in _TRANSPORT_WORDS)
-    )
-    if not is_transport:
+    if not _is_of_transport(problem):
         return None
-    first_line = text.strip().splitlines()[0] if text.strip() else type(problem).__name__
+    first_line = type(problem).__name__
+    text = str(problem).strip()
+    if text:
+        first_line = text.splitlines()[0]
     message = re.sub(r"^(\[[^]]*\]|\S+\.cc:\d+\]?)\s*", "", first_line)  # without the library's source location
     return PeerLost(
         f"Lost the connection to another process of the run: {message[:200]}",

@@ -16,27 +16,34 @@ BUCKET_ELEMENTS = 8 << 20  # 32 MB of float32 per exchange
 class GradientTree:
     def __init__(self, module: nn.Module, rank: int, world_size: int, micro_batches: int) -> None:
         self._parameters = [p for p in module.parameters() if p.requires_grad]
-        self._rank, self._world_size = rank, world_size
+        self._rank = rank
+        self._world_size = world_size
         self._leaves = odd_part(micro_batches)  # summed from left to right, by autograd itself
         self._micro_batches = 0
         self._branches: list[tuple[int, Gradients]] = []  # (level, sum), from the left
+        self._with_gradient: set[nn.Parameter] = set()
+        self.without_gradient: list[nn.Parameter] = []
+        """Parameters that no micro-batch of this rank gave a gradient in the last step. Their sum is zero."""
 
     def add_micro_batch(self) -> None:
         """Called after the backward pass of each micro-batch."""
         self._micro_batches += 1
         if self._micro_batches % self._leaves:
             return
-        level, carried = 0, self._detach_gradients()
+        level = 0
+        carried = self._detach_gradients()
         while self._branches and self._branches[-1][0] == level:
             _, left = self._branches.pop()
             torch._foreach_add_(left, carried)
-            level, carried = level + 1, left
+            level += 1
+            carried = left
         self._branches.append((level, carried))
 
     def finish(self) -> None:
         """Set the parameters' gradients to the sum over all micro-batches of all processes."""
         ((_, total),) = self._branches
-        self._branches, self._micro_batches = [], 0
+        self._branches = []
+        self._micro_batches = 0
         distance = 1
         while distance < self._world_size:
             for bucket in _buckets(total):
@@ -44,10 +51,17 @@ class GradientTree:
             distance *= 2
         for parameter, gradient in zip(self._parameters, total, strict=True):
             parameter.grad = gradient
+        self.without_gradient = [p for p in self._parameters if p not in self._with_gradient]
+        self._with_gradient.clear()
 
     def _detach_gradients(self) -> Gradients:
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters]
+        gradients = []
         for parameter in self._parameters:
+            if parameter.grad is None:
+                gradients.append(torch.zeros_like(parameter))
+            else:
+                gradients.append(parameter.grad)
+                self._with_gradient.add(parameter)
             parameter.grad = None
         return gradients
 

@@ -1,4 +1,4 @@
-"""Refuses a launcher as the command of a launcher: `llmtrain node -- torchrun train.py`.
+"""Refuses a launcher in the command of a launcher: `llmtrain node -- torchrun train.py`, or a script that runs it.
 
 Each process would start its own world, so N separate runs would train instead of one. The error shows the command line
 to use instead.
@@ -6,136 +6,119 @@ to use instead.
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from llmtrain.distributed.shell_command import commands_in, program, without_wrappers
+from llmtrain.distributed.launchers import LauncherCommand, parse_launcher
+from llmtrain.distributed.shell_command import (
+    FoundCommand,
+    ReadScript,
+    find_commands,
+    program,
+    read_script,
+    without_wrappers,
+)
 from llmtrain.errors import UsageError
 
-
-@dataclass(frozen=True)
-class _Launcher:
-    label: str
-    flags: frozenset[str]
-    """Options without a value, with hyphens; every other option takes one."""
-    processes: tuple[str, ...]
-    nodes: tuple[str, ...]
-
-
 _PYTHON = re.compile(r"python[\d.]*")
-_SCRIPT_FLAGS = ("module", "m", "no-python")
-_TORCHRUN = _Launcher(
-    "torchrun",
-    frozenset({*_SCRIPT_FLAGS, "standalone", "run-path", "use-env", "virtual-local-rank", "h", "help"}),
-    ("nproc-per-node",),
-    ("nnodes",),
-)
-_ACCELERATE = _Launcher(
-    "accelerate launch",
-    frozenset({*_SCRIPT_FLAGS, "multi-gpu", "cpu", "tpu", "use-deepspeed", "use-fsdp", "debug", "quiet", "q"}),
-    (),  # num_processes counts all machines
-    ("num-machines",),
-)
-_DEEPSPEED = _Launcher(
-    "deepspeed",
-    frozenset({*_SCRIPT_FLAGS, "no-local-rank", "no-ssh", "no-ssh-check", "force-multi"}),
-    ("num-gpus",),
-    ("num-nodes",),
-)
+_CONSEQUENCE = "llmtrain starts the processes: each of them would start a separate run"
+_SIZES = {
+    "node": {"--nodes": r"\d+(:\d+)?", "--processes-per-node": r"\d+|gpu|cpu|auto"},
+    "launch": {"--nodes": r"\d+(:\d+)?", "--processes-per-node": r"\d+"},
+}
+"""Values that the options of the two commands accept."""
 
 
-def check_own_command(command: Sequence[str], prefix: str) -> None:
-    """Raise UsageError for a launcher or an empty command. `prefix`: the command line before options and `--`."""
+def check_command(
+    command: Sequence[str], verb: str, options: Sequence[str] = (), read: ReadScript = read_script
+) -> list[str]:
+    """Raise UsageError for an empty command, and for one that certainly runs a launcher; return warnings about what is
+    not certain. `verb`: node or launch; `options`: those that the user passed to it; `read`: reads scripts."""
     if not command[0].strip():
-        raise UsageError("The command after -- is empty.", remedy=f"Run: {prefix} -- python train.py")
-    direct = _find_launcher(command)
-    match = direct or next(filter(None, map(_find_launcher, commands_in(command))), None)
-    if match is None:
-        return
-    launcher, rest = match
-    options, script = _split(launcher, rest)
-    sizes = []
-    for option, names in (("--nodes", launcher.nodes), ("--processes-per-node", launcher.processes)):
-        value = next((options[name] for name in names if options.get(name)), None)
-        sizes += [option, value] if value else []
-    words = script or ["train.py"]
-    if _is_module(options):
-        words = ["python", "-m", *words]
-    elif "no-python" not in options:
-        words = ["python", *words]
-    if direct:
+        raise UsageError(
+            "The command after -- is empty.", remedy=f"Run: {_line(verb, options, ['python', 'train.py'])}"
+        )
+    found = find_commands(command, read)
+    warnings = []
+    for script in dict.fromkeys(found.unread):
+        warnings.append(
+            f"{script} cannot be read here, so it was not checked. It must not run torchrun or another launcher: each "
+            "process would start a separate run."
+        )
+    matches = []
+    for each in found.commands:
+        launcher = parse_launcher(each.words)
+        if launcher:
+            matches.append((each, launcher))
+    # (script, block) -> number of its branches that contain a launcher.
+    branches = Counter(branch[:2] for branch in {each.branch for each, _ in matches if each.branch})
+    for each, launcher in matches:
+        # A launcher in one of several branches may not run; in two of them, one of these branches probably does.
+        is_optional = each.branch is not None and branches[each.branch[:2]] == 1
+        if each.is_certain and not is_optional:
+            raise _refusal(each, launcher, command, verb, options)
+        warnings.append(f"{_place(each)} may run {launcher.launcher.label}, but {_CONSEQUENCE}.")
+    return warnings
+
+
+def _refusal(
+    found: FoundCommand, launcher: LauncherCommand, command: Sequence[str], verb: str, options: Sequence[str]
+) -> UsageError:
+    sizes: list[str] = []
+    for option, value in (("--nodes", launcher.nodes), ("--processes-per-node", launcher.processes_per_node)):
+        is_given = any(word.partition("=")[0] == option for word in options)
+        if value and not is_given and re.fullmatch(_SIZES[verb][option], value):
+            sizes += [option, value]
+    words = _innermost(launcher).python_command
+    if parse_launcher(command):
         wrappers = command[: len(command) - len(without_wrappers(command))]
-        verb, remedy = "is", f"Run: {prefix} {shlex.join([*sizes, '--', *wrappers, *words])}"
+        subject = "The command"
+        action = "is"
+        remedy = f"Run: {_line(verb, [*options, *sizes], [*wrappers, *words])}"
     else:
-        more = f", and pass {shlex.join(sizes)} to {prefix}" if sizes else ""
-        verb, remedy = "runs", f"In the script, use: {shlex.join(words)}{more}"
-    raise UsageError(
-        f"The command {verb} {launcher.label}, but llmtrain starts the processes: each of them would start a separate "
-        "run.",
-        remedy=remedy,
-    )
+        subject = _place(found)
+        action = "runs"
+        remedy = f"In {found.file or 'the script'}, use: {shlex.join(words)}"
+        if sizes:
+            remedy += f", and pass {shlex.join(sizes)} to llmtrain {verb}"
+    return UsageError(f"{subject} {action} {launcher.launcher.label}, but {_CONSEQUENCE}.", remedy=remedy)
+
+
+def _innermost(launcher: LauncherCommand) -> LauncherCommand:
+    """`srun torchrun train.py`: torchrun."""
+    inner = parse_launcher(launcher.process)
+    if inner is None:
+        return launcher
+    return _innermost(inner)
+
+
+def _line(verb: str, options: Sequence[str], command: Sequence[str]) -> str:
+    return f"llmtrain {verb} {shlex.join([*options, '--', *command])}"
+
+
+def _place(found: FoundCommand) -> str:
+    if not found.file:
+        return "The command"
+    return f"{found.file}, line {found.line},"
 
 
 def launcher_name(command: Sequence[str]) -> str | None:
-    """torchrun, accelerate launch or deepspeed, if the command is one of them."""
-    match = _find_launcher(command)
-    return match[0].label if match else None
+    """torchrun, accelerate launch, ..., if the command is one of them."""
+    found = parse_launcher(command)
+    if found is None:
+        return None
+    return found.launcher.label
 
 
 def process_command(command: Sequence[str]) -> tuple[str, list[str]] | None:
-    """If the command is a launcher: its name, and the command of each process (a script without `python`)."""
-    match = _find_launcher(command)
-    if match:
-        launcher, rest = match
-        options, script = _split(launcher, rest)
-        return launcher.label, ["python", "-m", *script] if _is_module(options) else script
+    """If the command is a launcher: its name, and the command of each process (a script without `python`). Generic
+    launchers do not count: `srun torchrun` starts one torchrun per node."""
+    found = parse_launcher(command)
+    if found and not found.launcher.is_generic:
+        return found.launcher.label, found.process
     words = without_wrappers(command)
     if _PYTHON.fullmatch(program(words)) and words[1:2] == ["-m"]:
         words = words[2:]
     if program(words) == "llmtrain" and words[1:2] == ["node"] and "--" in words:
         return "llmtrain node", words[words.index("--") + 1 :]
     return None
-
-
-def _find_launcher(command: Sequence[str]) -> tuple[_Launcher, list[str]] | None:
-    """The launcher that the command starts with, and the words after it."""
-    words = without_wrappers(command)
-    name = program(words)
-    if _PYTHON.fullmatch(name):
-        rest = words[1:]
-        while rest and rest[0].startswith("-") and not rest[0].startswith("-m"):  # options of Python itself
-            rest = rest[2:] if rest[0] in ("-W", "-X") else rest[1:]
-        if not rest or not rest[0].startswith("-m"):
-            return None
-        if rest[0] != "-m":  # -mtorch.distributed.run
-            rest = ["-m", rest[0][2:], *rest[1:]]
-        module, rest = (rest[1:2] or [""])[0], rest[2:]
-        if module in ("torch.distributed.run", "torch.distributed.launch"):
-            return _TORCHRUN, rest
-        if module in ("accelerate.commands.launch", "accelerate.commands.accelerate_cli"):
-            return _ACCELERATE, rest[1:] if rest[:1] == ["launch"] else rest
-        return (_DEEPSPEED, rest) if module == "deepspeed.launcher.runner" else None
-    if name == "torchrun":
-        return _TORCHRUN, words[1:]
-    if name == "deepspeed":
-        return _DEEPSPEED, words[1:]
-    if name == "accelerate" and words[1:2] == ["launch"]:
-        return _ACCELERATE, words[2:]
-    return None
-
-
-def _is_module(options: dict[str, str]) -> bool:
-    return bool(options.keys() & {"m", "module"})
-
-
-def _split(launcher: _Launcher, words: list[str]) -> tuple[dict[str, str], list[str]]:
-    """The options of the launcher by name, and the script with its arguments."""
-    options: dict[str, str] = {}
-    at = 0
-    while at < len(words) and words[at].startswith("-"):
-        name, equals, value = words[at].lstrip("-").partition("=")
-        name, at = name.replace("_", "-"), at + 1
-        if not equals and name not in launcher.flags and at < len(words):
-            value, at = words[at], at + 1
-        options[name] = value
-    return options, words[at:]

@@ -11,13 +11,16 @@ import socket
 import struct
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
+from typing import Any
 
-from llmtrain.distributed.env import NAMES, is_loopback
-from llmtrain.logs import log
+from llmtrain.core.logs import log
+from llmtrain.distributed.platform_env import NAMES, is_loopback
 
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 INFINIBAND = Path("/sys/class/infiniband")
 IPV6_ADDRESSES = Path("/proc/net/if_inet6")
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def interface_to(host: str) -> str | None:
@@ -27,18 +30,32 @@ def interface_to(host: str) -> str | None:
     except (OSError, UnicodeError):
         return None
     for family, kind, protocol, _, address in addresses:
-        try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.connect(address)  # UDP: looks up the route, sends nothing
-                own = ipaddress.ip_address(probe.getsockname()[0].partition("%")[0])
-        except OSError:
+        local = _source_address(family, address, kind, protocol)
+        if local is None:
             continue
-        if own.is_loopback:
-            return "lo" if "lo" in _names() else None
-        match = next((name for name, known in _interface_addresses() if known == own), None)
-        if match is not None:
-            return match
+        if local.is_loopback:
+            if "lo" in _names():
+                return "lo"
+            return None
+        interface = interface_of(str(local))
+        if interface is not None:
+            return interface
     return None
+
+
+def _source_address(family: int, remote: Any, kind: int = socket.SOCK_DGRAM, protocol: int = 0) -> _Address | None:
+    """The address of this machine from which the kernel would send to a remote one; None without a route."""
+    try:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(remote)  # UDP: looks up the route, sends nothing
+            return ipaddress.ip_address(_without_zone(probe.getsockname()[0]))
+    except OSError:
+        return None
+
+
+def _without_zone(address: str) -> str:
+    """fe80::1%eth0 without the name of the interface."""
+    return address.partition("%")[0]
 
 
 def reachable_address(environ: Mapping[str, str] = os.environ) -> str | None:
@@ -47,30 +64,31 @@ def reachable_address(environ: Mapping[str, str] = os.environ) -> str | None:
     if environ.get("POD_IP"):
         return environ["POD_IP"]
     for family, remote in ((socket.AF_INET, "198.51.100.1"), (socket.AF_INET6, "2001:db8::1")):  # reserved for examples
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((remote, 9))
-                own = ipaddress.ip_address(probe.getsockname()[0].partition("%")[0])
-        except OSError:
-            continue  # no route
-        if not own.is_loopback:
-            return str(own)
-    others = [address for _, address in _interface_addresses() if not address.is_loopback and not address.is_link_local]
-    return str(others[0]) if others else None
+        local = _source_address(family, (remote, 9))
+        if local is not None and not local.is_loopback:
+            return str(local)
+    for _, address in _interface_addresses():
+        if not address.is_loopback and not address.is_link_local:
+            return str(address)
+    return None
 
 
 def interface_of(address: str | None) -> str | None:
     """The interface that has an address."""
-    return next((name for name, known in _interface_addresses() if str(known) == address), None)
+    for name, known in _interface_addresses():
+        if str(known) == address:
+            return name
+    return None
 
 
-def own_name_is_loopback() -> bool:
+def hostname_is_loopback() -> bool:
     """Whether the host name of this machine resolves to a loopback address (Debian: 127.0.1.1)."""
     try:
         rows = socket.getaddrinfo(socket.getfqdn(), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return False
-    return all(ipaddress.ip_address(str(row[4][0]).partition("%")[0]).is_loopback for row in rows)
+    addresses = [_without_zone(str(address[0])) for *_, address in rows]
+    return all(ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
 def has_infiniband() -> bool:
@@ -81,12 +99,13 @@ def setup_network(master_addr: str | None = None, environ: MutableMapping[str, s
     """Set the variables of gloo and NCCL that are not set yet, and return them. `master_addr` defaults to the one in
     the environment, else to this machine."""
     if master_addr is None:
-        addresses = (environ.get(name, "").strip() for name in NAMES["master_addr"])
-        master_addr = next((address for address in addresses if address), "127.0.0.1")
-    interface, reason = interface_to(master_addr), f"route to {master_addr}"
+        master_addr = _master_of(environ)
+    interface = interface_to(master_addr)
+    reason = f"route to {master_addr}"
     if interface == "lo" and not is_loopback(master_addr):
         # The name of this machine often resolves to 127.0.1.1, which other nodes cannot reach.
-        interface, reason = interface_of(reachable_address(environ)), "route to the other nodes"
+        interface = interface_of(reachable_address(environ))
+        reason = "route to the other nodes"
     rows = (
         ("GLOO_SOCKET_IFNAME", interface, reason),
         ("NCCL_SOCKET_IFNAME", interface, reason),
@@ -107,6 +126,14 @@ def setup_network(master_addr: str | None = None, environ: MutableMapping[str, s
     return variables
 
 
+def _master_of(environ: Mapping[str, str]) -> str:
+    for name in NAMES["master_addr"]:
+        address = environ.get(name, "").strip()
+        if address:
+            return address
+    return "127.0.0.1"
+
+
 def _names() -> list[str]:
     try:
         return [name for _, name in socket.if_nameindex()]
@@ -114,7 +141,7 @@ def _names() -> list[str]:
         return []
 
 
-def _interface_addresses() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
+def _interface_addresses() -> Iterator[tuple[str, _Address]]:
     try:
         import fcntl
     except ImportError:  # not on this operating system

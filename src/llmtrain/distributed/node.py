@@ -1,253 +1,117 @@
-"""Runs the worker processes of one node with torch's elastic agent, and returns their exit code.
+"""The node of a run, supervised: what `llmtrain node` does in every pod, or a person on each of several machines.
 
-torchrun exits with 1 whatever the exit code of its workers, and restarts them whatever the reason. Here exit codes 64,
-65 and 75 are passed on, and workers are restarted only after a crash, of their own or of a peer.
+Finds out which node this is, and whether the run has ended already; then does the work of the node in this process or
+in worker processes (workers.py), and records how it ended.
 """
 
 import logging
 import os
-import signal
 import socket
-import tempfile
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from llmtrain.distributed.env import parse_endpoint
-from llmtrain.distributed.network import own_name_is_loopback, reachable_address, setup_network
-from llmtrain.distributed.process_info import NodeInfo
-from llmtrain.distributed.rendezvous import EARLIER_START_ENDED, wait_for_master
-from llmtrain.distributed.worker_exit import JoinState, joined_earlier_start, merge_exits
-from llmtrain.errors import Interrupted, JoinError, PeerLost, UsageError
-from llmtrain.logs import is_debugging, log
-from llmtrain.runs.exit_report import ExitReport
-from llmtrain.text import one_line
+from llmtrain.core.env import NODE, PREFETCHED, START, scoped_environment
+from llmtrain.core.files import read_json
+from llmtrain.core.logs import log
+from llmtrain.distributed.platform_codes import ended_before, record_end, refuse_surplus_pod, run_to_record
+from llmtrain.distributed.process_info import NodeInfo, NodeOptions, find_node_info
+from llmtrain.distributed.single_process import is_single_process, set_process_variables
+from llmtrain.errors import ExitCode
+from llmtrain.runs.exit_report import ExitReport, publish, report_to_run, set_position
+from llmtrain.runs.heartbeats import announce_start
 
 if TYPE_CHECKING:
-    from llmtrain.distributed.agent import NodeAgent
+    from llmtrain.config.distributed import DistributedSection
+    from llmtrain.config.schema import Config
+    from llmtrain.config.trainer import TrainerSection
+    from llmtrain.runs.directory import RunDirectory
+
+Mode = Literal["command", "doctor", "smoke", "train"]
+"""What a node does; launch has `hold` too, in which a pod runs no node."""
 
 
 @dataclass(frozen=True)
-class NodeJob:
-    node: NodeInfo
-    command: list[str]
-    """Run by every process of the node."""
+class NodeTask:
+    """What a node does, in the two ways it can."""
+
+    mode: Mode
+    run_here: Callable[[NodeInfo], None]
+    """Does the work in this process, which is the only one of the node."""
+    run_workers: Callable[[NodeInfo], None]
+    """Starts worker processes, which do the work."""
     max_restarts: int = 0
-    join_timeout_sec: float = 1800.0
-    master_ready_timeout_sec: float = 600.0
-    grace_sec: int = 600
-    """Time that workers have to stop after SIGTERM."""
 
 
-def run_node(job: NodeJob) -> None:
-    """Run the processes of the node until they end. Raises one error for all of them if any did not finish."""
-    backend = pick_rendezvous(job.node, job.max_restarts)
-    deadline = time.monotonic() + job.join_timeout_sec
-    with exit_on_signal_while_joining() as join_state:
-        while True:
-            exits, was_interrupted, last_crash = _join_and_run(job, backend, join_state)
-            # With c10d and etcd the agents join again themselves.
-            is_early = backend == "static" and not was_interrupted and joined_earlier_start(exits)
-            if not is_early or time.monotonic() > deadline:
-                break
-            join_state.is_waiting = True
-            log("DDP", EARLIER_START_ENDED)
-    error = merge_exits(exits, was_interrupted, last_crash)
-    if error is not None:
+def supervise(
+    task: NodeTask, options: NodeOptions, config: "Config | None", distributed: "DistributedSection"
+) -> ExitCode | int:
+    """Do the work of this node until it ends. Returns the exit code; raises the error of a run that failed. `config` is
+    None for a user's command, which has none."""
+    hostname = socket.gethostname()
+    max_nodes = (options.nodes or "").rpartition(":")[2]
+    if max_nodes.isdecimal():
+        refuse_surplus_pod(os.environ, hostname, int(max_nodes))
+    run = run_to_record(config.output) if config and task.mode == "train" else None
+    if run and config:
+        before = ended_before(run)
+        if before is not None:
+            log("DDP", f"this launch of run {run.run_id} has already ended")
+            if before.error:
+                publish(before)
+            if before.exit_code == ExitCode.FINISHED and config.output.sync_uri:
+                _sync_again(run, config.output.sync_uri, find_node_info(os.environ, options, hostname, distributed))
+            return before.exit_code or ExitCode.FINISHED
+    with record_end(run):
+        _raise_prefetch_error()
+        node = find_node_info(os.environ, options, hostname, distributed)
+        if config and task.mode == "train":
+            _check_world_sizes(config.trainer, distributed, node)
+        set_position(node_rank=node.node_rank)
+        if run:
+            report_to_run(run.exits)
+        for name, source in sorted(node.sources.items()):
+            log("DDP", f"{name} from {source}", logging.DEBUG)
+        with scoped_environment(_node_variables(run, node)):
+            is_command = task.mode == "command"
+            if is_single_process(node, task.max_restarts, is_command):
+                set_process_variables(node, is_command)
+                task.run_here(node)
+            else:
+                task.run_workers(node)
+    return ExitCode.FINISHED
+
+
+def _check_world_sizes(trainer: "TrainerSection", distributed: "DistributedSection", node: NodeInfo) -> None:
+    """Refuse a job if any number of nodes that it may reach does not fit the micro-batches of a step."""
+    from llmtrain.distributed.batch_split import micro_batches_in_step
+
+    for nodes in range(node.min_nodes, node.max_nodes + 1):
+        micro_batches_in_step(trainer, distributed, nodes * node.processes_per_node)
+
+
+def _node_variables(run: "RunDirectory | None", node: NodeInfo) -> dict[str, str]:
+    variables = {NODE: "1"}
+    if run and node.node_rank is not None and not node.is_elastic:  # an elastic rendezvous detects restarts itself
+        variables[START] = announce_start(run.heartbeats, node.node_rank)
+    return variables
+
+
+def _sync_again(run: "RunDirectory", uri: str, node: NodeInfo) -> None:
+    """Complete the copy of a finished run: node 0 may have been killed while it copied, after the others had ended."""
+    from llmtrain.runs.sync import check_installed, sync_finished
+
+    if node.node_rank in (0, None) and run.finished.is_file():
+        check_installed("output.sync_uri is set")
+        sync_finished(run, uri)
+
+
+def _raise_prefetch_error() -> None:
+    """Raise the error that the init container reported: an exit code has one meaning here, but not there."""
+    path = os.environ.get(PREFETCHED)
+    report = read_json(Path(path)) if path else None
+    if isinstance(report, dict):
+        error = ExitReport.of_worker(0, int(report.get("exit_code") or 1), report).as_error()
+        error.reason = error.reason or "prefetch"
         raise error
-
-
-def _join_and_run(job: NodeJob, backend: str, join_state: JoinState) -> tuple[list[ExitReport], bool, str | None]:
-    node = job.node
-    # Without a node_rank the master is not known yet: torch finds it.
-    if node.nodes > 1 and node.node_rank and not backend.startswith("etcd"):
-        host, port = rendezvous_address(node)
-        wait_for_master(host, port, job.master_ready_timeout_sec)
-    setup_network(node.master_addr)  # inherited by the workers
-    return _run_agent(job, backend, join_state)
-
-
-def pick_rendezvous(node: NodeInfo, max_restarts: int) -> str:
-    """static for a fixed number of nodes that the platform restarts, c10d where the agents join again themselves."""
-    if node.rdzv_backend == "static" and node.nodes > 1 and max_restarts:
-        raise UsageError(
-            "The static rendezvous does not support --max-restarts with several nodes.",
-            remedy="Omit --rdzv-backend (c10d is then used), or omit --max-restarts and let the platform restart pods.",
-        )
-    if node.rdzv_backend:
-        return node.rdzv_backend
-    return "static" if node.nodes > 1 and not node.is_elastic and not max_restarts else "c10d"
-
-
-def rendezvous_address(node: NodeInfo) -> tuple[str, int]:
-    """Host and port of the rendezvous: its endpoint if one is set, else the master."""
-    return parse_endpoint(node.rdzv_endpoint) if node.rdzv_endpoint else (node.master_addr, node.master_port)
-
-
-@contextmanager
-def exit_on_signal_while_joining() -> Iterator[JoinState]:
-    """While nodes wait for each other there is nothing to save: SIGTERM or SIGINT exits at once, with 75. The main
-    thread may be blocked in C++, so a thread reads the signals from Python's wakeup pipe."""
-    state = JoinState()
-    if threading.current_thread() is not threading.main_thread():
-        yield state
-        return
-    read_end, write_end = os.pipe()
-    os.set_blocking(write_end, False)
-
-    def watch_signals() -> None:
-        while data := os.read(read_end, 1):
-            if data[0] in (signal.SIGTERM, signal.SIGINT) and state.is_waiting:
-                log("DDP", f"received {signal.Signals(data[0]).name} while waiting for the other nodes")
-                os._exit(Interrupted.exit_code)
-
-    def ignore(number: int, frame: FrameType | None) -> None:
-        """Python writes to the wakeup pipe only for signals that have a handler."""
-
-    before = {number: signal.signal(number, ignore) for number in (signal.SIGTERM, signal.SIGINT)}
-    wakeup_before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    threading.Thread(target=watch_signals, name="signals", daemon=True).start()
-    try:
-        yield state
-    finally:
-        signal.set_wakeup_fd(wakeup_before)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(write_end)  # ends the thread
-
-
-def _run_agent(job: NodeJob, backend: str, join_state: JoinState) -> tuple[list[ExitReport], bool, str | None]:
-    """The exits of all workers, whether the node was interrupted by a signal, and why workers were restarted last."""
-    from torch.distributed import DistError
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousError
-
-    was_interrupted = False
-    with tempfile.TemporaryDirectory(prefix="llmtrain-node-") as log_dir:
-        agent = _make_agent(job, backend, join_state, log_dir)
-        try:
-            agent.run()
-        except SignalException as interrupt:
-            was_interrupted = True
-            with suppress(SignalException):  # a second signal while the workers are stopping
-                level = logging.INFO if job.node.nodes > 1 else logging.DEBUG
-                log("DDP", f"{signal.Signals(interrupt.sigval).name}: the processes of this node have stopped", level)
-        except RendezvousClosedError:
-            raise PeerLost(
-                "The other nodes have ended the run.", remedy="See the log of the node that ended first."
-            ) from None
-        except Exception as problem:
-            if isinstance(problem, DistError | RendezvousError | OSError) or _is_etcd_error(problem):
-                raise _rendezvous_failed(job, backend, problem) from None
-            raise
-        finally:
-            # A rendezvous closed in etcd stays closed for two hours, and the pods that replace these could not join it.
-            # (That of c10d ends with node 0.)
-            is_left_open = backend.startswith("etcd") and not job.max_restarts
-            agent.kill_workers(close_rendezvous=not was_interrupted and not is_left_open)
-        return agent.worker_exits(), was_interrupted, agent.last_crash
-
-
-def _make_agent(job: NodeJob, backend: str, join_state: JoinState, log_dir: str) -> "NodeAgent":
-    from torch.distributed import DistError
-    from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-    from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
-    from torch.distributed.elastic.rendezvous.api import RendezvousError
-
-    from llmtrain.distributed.agent import NodeAgent
-
-    for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
-        # Problems are reported by llmtrain's own errors.
-        logging.getLogger(name).setLevel(logging.INFO if is_debugging() else logging.CRITICAL)
-    node = job.node
-    is_static = backend == "static"
-    if node.max_nodes > 1:
-        # Otherwise an agent that has joined before does not announce the store's address to a new one (a replaced pod,
-        # or a node that joins an elastic job), which then waits forever (torch 2.11 to 2.13).
-        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    endpoint, local_addr = _rendezvous_endpoint(node), _local_addr(node)
-    log("DDP", f"rendezvous {backend} at {endpoint}, processes on this node: {node.processes_per_node}")
-    try:
-        handler = registry.get_rendezvous_handler(
-            RendezvousParameters(
-                backend=backend,
-                endpoint=endpoint,
-                run_id=node.rdzv_id or "llmtrain",
-                min_nodes=node.min_nodes,
-                max_nodes=node.max_nodes,
-                local_addr=local_addr,
-                **_settings(job, backend),
-            )
-        )
-        spec = WorkerSpec(
-            role="train",
-            local_world_size=node.processes_per_node,
-            entrypoint=job.command[0],
-            args=tuple(job.command[1:]),
-            rdzv_handler=handler,
-            max_restarts=job.max_restarts,
-            monitor_interval=0.1,
-            master_addr=node.master_addr if is_static else None,
-            master_port=node.master_port if is_static else None,
-            local_addr=local_addr,
-        )
-        return NodeAgent(spec, DefaultLogsSpecs(log_dir=log_dir), job.grace_sec, join_state)
-    except TypeError as problem:
-        raise UsageError(f"--rdzv-conf has an unsupported setting: {problem}.") from None
-    except ImportError as problem:
-        raise UsageError(
-            f"The rendezvous backend {backend} needs a package that is not installed: {problem}.",
-            remedy="pip install 'llmtrain[etcd]' (python-etcd), or use the backend c10d.",
-        ) from None
-    except Exception as problem:
-        if isinstance(problem, DistError | RendezvousError | ValueError | OSError) or _is_etcd_error(problem):
-            raise _rendezvous_failed(job, backend, problem) from None
-        raise
-
-
-def _local_addr(node: NodeInfo) -> str | None:
-    """The address that this node announces to the others. None: its host name."""
-    if node.max_nodes == 1:
-        return "127.0.0.1"
-    return reachable_address() if own_name_is_loopback() else None
-
-
-def _rendezvous_endpoint(node: NodeInfo) -> str:
-    """host:port of the rendezvous. A single node uses any free port unless one is set."""
-    is_any_port = node.max_nodes == 1 and node.sources.get("master_port", "default") == "default"
-    return node.rdzv_endpoint or f"{node.master_addr}:{0 if is_any_port else node.master_port}"
-
-
-def _settings(job: NodeJob, backend: str) -> dict[str, Any]:
-    node, timeout = job.node, int(job.join_timeout_sec)
-    settings: dict[str, Any] = {"timeout": timeout, "join_timeout": timeout, "read_timeout": timeout}
-    if backend == "c10d" and node.node_rank is not None:
-        settings["is_host"] = str(node.node_rank == 0).lower()
-    settings |= node.rdzv_conf
-    return {**settings, "rank": node.node_rank} if backend == "static" else settings
-
-
-def _is_etcd_error(problem: Exception) -> bool:
-    return type(problem).__module__.split(".")[0] == "etcd"
-
-
-def _rendezvous_failed(job: NodeJob, backend: str, problem: Exception) -> JoinError:
-    host, port = rendezvous_address(job.node)
-    remedy = (
-        "Check that the etcd server is reachable from every node and serves the v2 API (etcd --enable-v2, up to 3.5)."
-        if backend.startswith("etcd")
-        else "Check that every node was started with the same --nodes and --master-addr. `llmtrain node --doctor` "
-        "checks the network between them."
-    )
-    error = JoinError(
-        f"The {job.node.nodes} nodes did not find each other at {host}:{port} within {job.join_timeout_sec:.0f} s "
-        f"(rendezvous {backend}): {one_line(problem, 300)}",
-        remedy=remedy,
-    )
-    error.details = {"host": host, "port": port, "node": socket.gethostname()}
-    return error

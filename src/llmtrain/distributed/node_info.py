@@ -8,7 +8,8 @@ import functools
 from dataclasses import dataclass
 
 from llmtrain.config.distributed import DEFAULT_MASTER_PORT, DistributedSection, RendezvousSection
-from llmtrain.distributed.env import (
+from llmtrain.core.text import plural
+from llmtrain.distributed.platform_env import (
     NAMES,
     EnvReader,
     EnvValue,
@@ -24,7 +25,6 @@ from llmtrain.distributed.env import (
     same_host,
     split_ordinal,
 )
-from llmtrain.text import plural
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,9 @@ def read_node(reader: EnvReader, hostname: str, distributed: DistributedSection,
             f"NODE_RANK and JOB_COMPLETION_INDEX are not set, and the hostname {hostname!r} does not end in a number.",
             "Set NODE_RANK (from 0), or use an Indexed Job or a StatefulSet, which number their pods.",
         )
-    peers = f"{format_range((fewest, most))} nodes ({reader.sources['nodes']})" if most > 1 else None
+    peers = None
+    if most > 1:
+        peers = f"{format_range((fewest, most))} nodes ({reader.sources['nodes']})"
     master_addr, master_port = read_master(reader, hostname, distributed, peers=peers, endpoint=endpoint)
     return NodeInfo(
         node_rank=node_rank,
@@ -105,7 +107,7 @@ def read_node(reader: EnvReader, hostname: str, distributed: DistributedSection,
         rdzv_backend=backend,
         rdzv_id=reader.resolve("rdzv_id", reader.find("rdzv_id", str)),
         rdzv_conf=conf,
-        rdzv_endpoint=_join(*host_port) if host_port else None,
+        rdzv_endpoint=_join(host_port),
         sources=dict(reader.sources),
     )
 
@@ -166,50 +168,63 @@ def _nodes(reader: EnvReader, per_node: int, distributed: DistributedSection) ->
             "Set NNODES to the number of nodes, and WORLD_SIZE to nodes x processes per node.",
             "nodes",
         )
-    count = max(1, world_size.value // per_node) if world_size else 1
-    derived = EnvValue((count, count), world_size.source) if world_size else None
+    derived = None
+    if world_size:
+        count = max(1, world_size.value // per_node)
+        derived = EnvValue((count, count), world_size.source)
     return reader.resolve("nodes", nodes, derived, EnvValue((1, 1), "default")) or (1, 1)
 
 
 def _node_rank(
     reader: EnvReader, hostname: str, distributed: DistributedSection, per_node: int, most: int
 ) -> int | None:
-    """With one process per node RANK is the rank of the node. With more it has low precedence: a PyTorchJob counts
-    pods in it, others count processes. A pod's index may be below its rank (workers beside a master), never above."""
+    """The rank of this node, and the problems of it; None if nothing says it."""
+    # With one process per node RANK is the rank of the node. With more it has low precedence: a PyTorchJob counts pods
+    # in it, others count processes.
     is_single = per_node == 1
-    from_variable = reader.find("node_rank", parse_rank, NAMES["node_rank"] + NAMES["rank"] * is_single)
+    names = NAMES["node_rank"]
+    if is_single:
+        names += NAMES["rank"]
+    from_variable = reader.find("node_rank", parse_rank, names)
     index = reader.find("pod_index", parse_rank)
-    ordinal = split_ordinal(hostname)
     if "node_rank" not in reader.options:
         check_index(reader, from_variable, index)
-    node_rank = reader.resolve(
-        "node_rank",
-        from_variable,
-        index,
-        None if is_single else reader.find("rank", parse_rank),
-        from_config("rank", distributed.rank) if is_single else None,
-        EnvValue(ordinal[1], "hostname") if ordinal and most > 1 else None,
-        EnvValue(0, "default") if most == 1 else None,
-    )
-    if node_rank is None or not reader.is_valid("nodes", "node_rank", "world_size"):
-        return node_rank
-    source, is_default = reader.sources["node_rank"], reader.sources["nodes"] == "default"
-    if is_default and reader.text("RANK"):
+    if is_single:
+        from_rank = from_config("rank", distributed.rank)
+    else:
+        from_rank = reader.find("rank", parse_rank)
+    derived = None
+    ordinal = split_ordinal(hostname)
+    if most == 1:
+        derived = EnvValue(0, "default")
+    elif ordinal:
+        derived = EnvValue(ordinal[1], "hostname")
+    node_rank = reader.resolve("node_rank", from_variable, index, from_rank, derived)
+    if node_rank is not None and reader.is_valid("nodes", "node_rank", "world_size"):
+        _check_node_rank(reader, node_rank, most)
+    return node_rank
+
+
+def _check_node_rank(reader: EnvReader, node_rank: int, most: int) -> None:
+    """Refuse a rank without a number of nodes, or one that is too large for it."""
+    source = reader.sources["node_rank"]
+    has_nodes = reader.sources["nodes"] != "default"
+    if reader.text("RANK") and not has_nodes:
         reader.add_problem(
             f"RANK is {reader.text('RANK')}, but WORLD_SIZE is not set.",
             "Set WORLD_SIZE too, or unset RANK to train in one process.",
             "node_rank",
         )
-    elif node_rank >= most:
+        return
+    if node_rank < most:
+        return
+    nodes = "the number of nodes is not set."
+    if has_nodes:
         nodes = f"the run has {most} nodes ({reader.sources['nodes']}): ranks are 0 to {most - 1}."
-        reader.add_problem(
-            f"{source} is {node_rank}, but {'the number of nodes is not set.' if is_default else nodes}",
-            "Set NNODES (or --nodes) to the number of pods: completions of the Job, replicas of the StatefulSet."
-            if is_default or source in NAMES["pod_index"]
-            else "Set NODE_RANK to the rank of this node, or raise the number of nodes.",
-            "node_rank",
-        )
-    return node_rank
+    remedy = "Set NNODES (or --nodes) to the number of pods: completions of the Job, replicas of the StatefulSet."
+    if has_nodes and source not in NAMES["pod_index"]:
+        remedy = "Set NODE_RANK to the rank of this node, or raise the number of nodes."
+    reader.add_problem(f"{source} is {node_rank}, but {nodes}", remedy, "node_rank")
 
 
 def read_master(
@@ -222,21 +237,25 @@ def read_master(
 ) -> tuple[str, int]:
     """Address and port of the master. `peers`: the nodes or processes that need it, for the error message; None for a
     run of one."""
-    init_method = distributed.init_method or ""
-    is_tcp = init_method.startswith("tcp://")
-    text = init_method.removeprefix("tcp://").partition("?")[0].rstrip("/") if is_tcp else None
-    tcp = next(reader.parse_all("init_method", [("distributed.init_method", text)], parse_endpoint), None)
+    endpoint_host, endpoint_port = _host_and_port(endpoint)
+    tcp_host, tcp_port = _host_and_port(_read_init_method(reader, distributed))
+    default = None
+    if not peers:
+        default = EnvValue("127.0.0.1", "default")
     addr = reader.resolve(
         "master_addr",
         reader.find("master_addr", str, same=same_host),
-        EnvValue(endpoint.value[0], endpoint.source) if endpoint else None,
+        endpoint_host,
         from_config("master_addr", distributed.master_addr),
-        EnvValue(tcp.value[0], tcp.source) if tcp else None,
-        None if peers else EnvValue("127.0.0.1", "default"),
+        tcp_host,
+        default,
     )
     if addr is None and reader.is_valid("nodes", "world_size", "rdzv_endpoint", "init_method"):
+        job = "<job>"
         ordinal = split_ordinal(hostname)
-        example = f"{ordinal[0] if ordinal else '<job>'}-0.<headless service>"
+        if ordinal:
+            job = ordinal[0]
+        example = f"{job}-0.<headless service>"
         reader.add_problem(
             f"The run has {peers}, but MASTER_ADDR is not set.",
             f"Set MASTER_ADDR (or --master-addr) to the DNS name of pod 0, such as {example}, not of the Service.",
@@ -244,15 +263,32 @@ def read_master(
     chosen = reader.resolve(
         "master_port",
         reader.find("master_port", parse_port),
-        EnvValue(endpoint.value[1], endpoint.source) if endpoint else None,
+        endpoint_port,
         from_config("master_port", distributed.master_port),
-        EnvValue(tcp.value[1], tcp.source) if tcp else None,
+        tcp_port,
         EnvValue(DEFAULT_MASTER_PORT, "default"),
     )
     return addr or "", chosen or DEFAULT_MASTER_PORT
 
 
+def _read_init_method(reader: EnvReader, distributed: DistributedSection) -> EnvValue[tuple[str, int]] | None:
+    """Host and port of distributed.init_method, as tcp://HOST:PORT."""
+    init_method = distributed.init_method or ""
+    if not init_method.startswith("tcp://"):
+        return None
+    text = init_method.removeprefix("tcp://").partition("?")[0].rstrip("/")
+    return next(reader.parse_all("init_method", [("distributed.init_method", text)], parse_endpoint), None)
+
+
+def _host_and_port(endpoint: EnvValue[tuple[str, int]] | None) -> tuple[EnvValue[str] | None, EnvValue[int] | None]:
+    if endpoint is None:
+        return None, None
+    host, port = endpoint.value
+    return EnvValue(host, endpoint.source), EnvValue(port, endpoint.source)
+
+
 def check_index(reader: EnvReader, rank: EnvValue[int] | None, index: EnvValue[int] | None) -> None:
+    """A pod's index may be below its rank (workers beside a master), never above."""
     if rank and index and rank.value < index.value:
         reader.add_problem(
             f"{rank}, but {index}: two pods of the job would have the same rank.",
@@ -274,8 +310,16 @@ def check_local_rank(reader: EnvReader, local_rank: EnvValue[int] | None, per_no
 def format_range(bounds: tuple[int, int]) -> str:
     """`2`, or `2 to 4`"""
     fewest, most = bounds
-    return str(fewest) if fewest == most else f"{fewest} to {most}"
+    if fewest == most:
+        return str(fewest)
+    return f"{fewest} to {most}"
 
 
-def _join(host: str, host_port: int) -> str:
-    return f"[{host}]:{host_port}" if ":" in host else f"{host}:{host_port}"
+def _join(endpoint: tuple[str, int] | None) -> str | None:
+    """host:port, with brackets around an IPv6 address."""
+    if endpoint is None:
+        return None
+    host, port = endpoint
+    if ":" in host:
+        host = f"[{host}]"
+    return f"{host}:{port}"

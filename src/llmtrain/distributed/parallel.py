@@ -14,8 +14,10 @@ import torch.distributed as dist
 from torch import nn
 
 from llmtrain.config.distributed import DistributedSection
+from llmtrain.core.text import first_names
 from llmtrain.distributed.deterministic_reduce import GradientTree
 from llmtrain.distributed.world import World
+from llmtrain.errors import UsageError
 
 
 class ParallelModel:
@@ -26,8 +28,10 @@ class ParallelModel:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        stored = module.state_dict().keys() if dist.is_initialized() else {}
-        self._shared_buffers = [name for name, _ in module.named_buffers() if name in stored]
+        self._shared_buffers: list[str] = []
+        if dist.is_initialized():
+            stored = module.state_dict().keys()
+            self._shared_buffers = [name for name, _ in module.named_buffers() if name in stored]
 
     def micro_step(self, is_last: bool) -> AbstractContextManager[Any]:  # noqa: ARG002
         """Context of the forward and backward pass of one micro-batch; `is_last`: of the step."""
@@ -38,6 +42,10 @@ class ParallelModel:
 
     def finish_gradients(self) -> None:
         """Called after the last micro-batch; afterwards gradients are those of the whole step."""
+
+    def without_gradient(self) -> list[nn.Parameter]:
+        """Trained parameters that got no gradient in this step. Called after finish_gradients."""
+        return [p for p in self.module.parameters() if p.requires_grad and p.grad is None]
 
     def share_buffers(self) -> None:
         """Give all ranks the buffers of rank 0 that are stored in checkpoints, such as the statistics of a batch norm.
@@ -59,27 +67,49 @@ class DeterministicModel(ParallelModel):
     def finish_gradients(self) -> None:
         self._tree.finish()
 
+    def without_gradient(self) -> list[nn.Parameter]:
+        return self._tree.without_gradient
+
 
 class DDPModel(ParallelModel):
-    def __init__(self, module: nn.Module, world: World, config: DistributedSection) -> None:
+    def __init__(self, module: nn.Module, world: World, find_unused_parameters: bool) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
         # share_buffers is called once per step. Newer versions of torch renamed the option.
         names = inspect.signature(DistributedDataParallel.__init__).parameters
         sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
         options: dict[str, Any] = {sync_buffers: False}
+        if world.device.type == "cuda":
+            options["device_ids"] = [world.device]
         self._ddp = DistributedDataParallel(
             module,
-            device_ids=[world.device] if world.device.type == "cuda" else None,
             **options,
             gradient_as_bucket_view=True,
-            find_unused_parameters=config.find_unused_parameters,
+            find_unused_parameters=find_unused_parameters,
         )
         super().__init__(self._ddp)
         self.loss_scale = float(world.world_size)
 
     def micro_step(self, is_last: bool) -> AbstractContextManager[Any]:
-        return nullcontext() if is_last else self._ddp.no_sync()
+        if is_last:
+            return nullcontext()
+        return self._ddp.no_sync()  # gradients are exchanged once per step
+
+    def finish_gradients(self) -> None:
+        """Refuse gradients that DDP has not exchanged, because it waited for those of all parameters. torch itself
+        raises in the next forward pass, after the optimizer has used them."""
+        try:
+            self._ddp._check_reducer_finalized()  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            unused = [name for name, p in self._ddp.module.named_parameters() if p.requires_grad and p.grad is None]
+            names = ""
+            if unused:  # else they have the gradients of earlier micro-batches of this step
+                names = f": {first_names(unused)}"
+            raise UsageError(
+                "DDP waits for the gradients of all parameters in the last micro-batch of a step. Some trained "
+                f"parameters got none there, although the first sequence of the run reached all of them{names}.",
+                remedy="Set distributed.find_unused_parameters to true and resume.",
+            ) from None
 
 
 class FSDPModel(ParallelModel):
@@ -93,9 +123,10 @@ class FSDPModel(ParallelModel):
 
         mesh = init_device_mesh(world.device.type, (world.world_size,))
         # Weights are gathered and computed with in bfloat16; gradients are reduced, and weights stored, in float32.
-        low = torch.bfloat16 if precision == "bf16" else None
-        policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
-        for block in blocks:
+        policy = MixedPrecisionPolicy()
+        if precision == "bf16":
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for block in blocks:  # before the module: it gets the parameters that are in no block
             fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard(module, mesh=mesh, mp_policy=policy)
         super().__init__(module)
@@ -109,15 +140,21 @@ def parallelize(
     world: World,
     precision: str,
     micro_batches: int,
+    find_unused_parameters: bool = False,
 ) -> ParallelModel:
-    """`micro_batches`: per step, of all processes together."""
+    """`micro_batches`: per step, of all processes together. `find_unused_parameters`: whether DDP searches for them."""
     if config.reproducible_reduce:
         return DeterministicModel(module, world, micro_batches)
-    if not world.is_joined or config.strategy == "none":
-        return ParallelModel(module)
     if is_sharding(config, world):
         return FSDPModel(module, blocks(module), world, precision)
-    return DDPModel(module, world, config)
+    if uses_ddp(config, world):
+        return DDPModel(module, world, find_unused_parameters)
+    return ParallelModel(module)
+
+
+def uses_ddp(config: DistributedSection, world: World) -> bool:
+    """Whether torch's DDP exchanges the gradients. With reproducible_reduce our own code does."""
+    return world.is_joined and config.strategy == "ddp" and not config.reproducible_reduce
 
 
 def is_sharding(config: DistributedSection, world: World) -> bool:

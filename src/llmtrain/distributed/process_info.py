@@ -12,7 +12,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from llmtrain.config.distributed import DistributedSection
-from llmtrain.distributed.env import (
+from llmtrain.distributed.node_info import (
+    NodeInfo,
+    NodeOptions,
+    check_index,
+    check_local_rank,
+    format_range,
+    read_master,
+    read_node,
+)
+from llmtrain.distributed.platform_env import (
     NAMES,
     EnvReader,
     EnvValue,
@@ -24,15 +33,7 @@ from llmtrain.distributed.env import (
     parse_processes,
     parse_rank,
 )
-from llmtrain.distributed.node_info import (
-    NodeInfo,
-    NodeOptions,
-    check_index,
-    check_local_rank,
-    format_range,
-    read_master,
-    read_node,
-)
+from llmtrain.errors import UsageError
 
 __all__ = [
     "NodeInfo",
@@ -74,7 +75,11 @@ def find_node_info(
     environ: Mapping[str, str], options: NodeOptions, hostname: str, distributed: DistributedSection
 ) -> NodeInfo:
     """Describe this node, for the process that starts the workers. Raises UsageError with all problems."""
-    reader = EnvReader(environ, {key: str(value) for key, value in asdict(options).items() if value is not None})
+    passed = {}
+    for key, value in asdict(options).items():
+        if value is not None:
+            passed[key] = str(value)
+    reader = EnvReader(environ, passed)
     node = read_node(reader, hostname, distributed)
     reader.raise_problems()
     return node
@@ -85,6 +90,10 @@ def find_process_info(environ: Mapping[str, str], hostname: str, distributed: Di
     reader, process = _read_process_info(environ, hostname, distributed)
     reader.raise_problems()
     return process
+
+
+class InvalidEnvironment(UsageError, RuntimeError):
+    """The environment of a script; a RuntimeError too, which scripts that check it themselves raise and catch."""
 
 
 def validate_environment(
@@ -104,17 +113,23 @@ def require_environment(
     hostname: str | None = None,
     distributed: DistributedSection | None = None,
 ) -> dict[str, str]:
-    """Raise UsageError with all problems of the environment, else return the variables that define this process."""
+    """Raise InvalidEnvironment, a RuntimeError, with all problems of the environment, else return the variables that
+    define this process."""
     reader = _read_environment(environ, hostname, distributed)
-    reader.raise_problems()
-    names = (name for row in NAMES.values() for name in row)
-    return {name: reader.environ[name] for name in names if reader.environ.get(name, "").strip()}
+    reader.raise_problems(InvalidEnvironment)
+    variables = {}
+    for names in NAMES.values():
+        for name in names:
+            if reader.text(name):
+                variables[name] = reader.environ[name]
+    return variables
 
 
 def _read_environment(
     environ: Mapping[str, str] | None, hostname: str | None, distributed: DistributedSection | None
 ) -> EnvReader:
-    environ = os.environ if environ is None else environ
+    if environ is None:
+        environ = os.environ
     hostname = hostname or socket.gethostname()
     distributed = distributed or DistributedSection()
     if environ.get("LOCAL_RANK"):
@@ -182,24 +197,30 @@ def _read_ranked_process(
     local_size = reader.find("local_world_size", parse_count)
     if local_size is None:
         local_size = reader.find("processes_per_node", functools.partial(parse_processes, environ=reader.environ))
-    world_size = reader.resolve(
-        "world_size",
-        reader.find("world_size", parse_count),
-        from_config("world_size", distributed.world_size),
-        EnvValue(nodes.value[0] * (local_size.value if local_size else 1), nodes.source) if nodes else None,
-        None if from_variable else EnvValue(1, "default"),
-    )
+    candidates = [reader.find("world_size", parse_count), from_config("world_size", distributed.world_size)]
+    if nodes:
+        per_node = 1
+        if local_size:
+            per_node = local_size.value
+        candidates.append(EnvValue(nodes.value[0] * per_node, nodes.source))
+    if not from_variable:
+        candidates.append(EnvValue(1, "default"))
+    world_size = reader.resolve("world_size", *candidates)
     if world_size is None and reader.is_valid("rank", "world_size"):
         reader.add_problem(
             f"{from_variable}, but WORLD_SIZE is not set.",
             "Set WORLD_SIZE too, or unset RANK and LOCAL_RANK to train in one process.",
             "world_size",
         )
-    peers = f"{world_size} processes ({reader.sources['world_size']})" if (world_size or 1) > 1 else None
+    peers = None
+    if world_size is not None and world_size > 1:
+        peers = f"{world_size} processes ({reader.sources['world_size']})"
     master_addr, master_port = read_master(reader, hostname, distributed, peers=peers)
     # With the master on this machine and both ranks equal, all processes are on this machine.
     is_one_machine = rank == local_rank and is_loopback(master_addr)
-    all_local = EnvValue(world_size or 1, "world_size") if is_one_machine else None
+    all_local = None
+    if is_one_machine:
+        all_local = EnvValue(world_size or 1, "world_size")
     per_node = reader.resolve("local_world_size", local_size, all_local, EnvValue(1, "default")) or 1
     node = reader.find("group_rank", parse_rank) or reader.find("node_rank", parse_rank)
     derived = EnvValue(rank // per_node, reader.sources.get("rank", "default"))
@@ -216,10 +237,36 @@ def _read_ranked_process(
         sources=dict(reader.sources),
     )
     check_local_rank(reader, local, per_node)
-    check_index(reader, node or derived, reader.find("pod_index", parse_rank))
+    index = reader.find("pod_index", parse_rank)
+    if node or per_node == 1:
+        check_index(reader, node or derived, index)
+    else:
+        _check_derived_node(reader, process, index, is_one_machine=is_one_machine)
     if reader.is_valid("rank", "world_size"):
         _check_process(reader, process, nodes, is_torchrun=is_torchrun)
     return process
+
+
+def _check_derived_node(
+    reader: EnvReader, process: ProcessInfo, index: EnvValue[int] | None, *, is_one_machine: bool
+) -> None:
+    """Like check_index, for a node rank that follows from RANK, which counts processes."""
+    if index is None or process.node_rank >= index.value:
+        return
+    source = reader.sources
+    if is_one_machine:
+        addr = source["master_addr"]
+        where = f"{addr} is {process.master_addr}, so that all {process.world_size} processes are on this machine"
+        remedy = f"Set {addr} to the DNS name of pod 0, and LOCAL_RANK to the number of the process in its pod."
+    else:
+        per_node = f"{process.local_world_size} processes per node ({source['local_world_size']})"
+        where = f"with {per_node} that is a process of node {process.node_rank}"
+        remedy = f"Set {source['rank']} to {index.source} x processes per node + LOCAL_RANK."
+    reader.add_problem(
+        f"{source['rank']} is {process.rank} and {where}, but {index}: two pods of the job would have the same rank.",
+        remedy,
+        "node_rank",
+    )
 
 
 def _check_process(
@@ -237,7 +284,9 @@ def _check_process(
         return  # torchrun's numbers are consistent, also where nodes have different numbers of processes
     count, rest = divmod(process.world_size, process.local_world_size)
     if rest or (nodes and not nodes.value[0] <= count <= nodes.value[1]):
-        count_text = f"{format_range(nodes.value)} nodes ({nodes.source})" if nodes else "a number of nodes"
+        count_text = "a number of nodes"
+        if nodes:
+            count_text = f"{format_range(nodes.value)} nodes ({nodes.source})"
         reader.add_problem(
             f"{source['world_size']} is {process.world_size}, which is not {count_text} x {process.local_world_size} "
             f"processes per node ({source['local_world_size']}).",

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmtrain.config.distributed import DistributedSection
-from llmtrain.env import DIST_TIMEOUT, MASTER_READY_TIMEOUT
+from llmtrain.core.env import DIST_TIMEOUT, MASTER_READY_TIMEOUT
+from llmtrain.core.logs import log
 from llmtrain.errors import JoinError, UsageError
-from llmtrain.logs import log
 
 # Environment variables in order of precedence; the others are those of ColossalAI's Kubernetes guide.
 DIST_TIMEOUTS = (DIST_TIMEOUT, "COLOSSALAI_DIST_TIMEOUT")
@@ -50,7 +50,8 @@ def deadline_sec(names: Sequence[str], configured: int, environ: Mapping[str, st
     variables = [name for name in names if environ.get(name, "").strip()]
     if not variables:
         return float(configured)
-    name, text = variables[0], environ[variables[0]].strip()
+    name = variables[0]
+    text = environ[variables[0]].strip()
     if len(variables) > 1:
         log("DDP", f"{name} is used, {variables[1]} is ignored", logging.DEBUG)
     try:
@@ -76,8 +77,10 @@ def wait_for_master(host: str, port: int, timeout_sec: float, *, progress_sec: f
     """Wait until the master's port accepts connections; returns the seconds waited. JoinError at the deadline."""
     started = time.monotonic()
     deadline = started + timeout_sec
-    pause, next_line = FIRST_PAUSE_SEC, started + progress_sec
-    lookup, failure = _Lookup(host, port), None
+    pause = FIRST_PAUSE_SEC
+    next_line = started + progress_sec
+    lookup = _Lookup(host, port)
+    failure = None
     while True:
         latest = _attempt(lookup, deadline)
         now = time.monotonic()

@@ -2,12 +2,9 @@
 
 import os
 
-from llmtrain.config.distributed import DistributedSection
-from llmtrain.distributed.env import NAMES
 from llmtrain.distributed.network import setup_network
-from llmtrain.distributed.node import exit_on_signal_while_joining
+from llmtrain.distributed.platform_env import NAMES
 from llmtrain.distributed.process_info import NodeInfo
-from llmtrain.distributed.rendezvous import ready_deadline_sec, wait_for_master
 from llmtrain.errors import UsageError
 
 # Variables in which platforms count pods, where torchrun counts processes.
@@ -21,8 +18,12 @@ _NODE_VARIABLES = [
 ]
 
 
-def is_single_process(node: NodeInfo, max_restarts: int) -> bool:
-    """Whether this process can do the work of the node: there is nothing to restart, and its rank is known."""
+def is_single_process(node: NodeInfo, max_restarts: int, is_command: bool) -> bool:
+    """Whether this process can do the work of the node: there is nothing to restart, and its rank is known. Commands on
+    several nodes need the agents, which start together: a short command could have ended on node 0 before node 1
+    starts, and node 1 would wait for a master that is gone."""
+    if is_command and node.nodes > 1:
+        return False
     is_fixed = not node.is_elastic and node.rdzv_backend in (None, "static")
     return node.processes_per_node == 1 and is_fixed and not max_restarts
 
@@ -44,11 +45,8 @@ def set_process_variables(node: NodeInfo, is_command: bool) -> None:
     )
 
 
-def exec_command(command: list[str], node: NodeInfo, distributed: DistributedSection) -> None:
-    """Replace this process with the command once the master is reachable; the exit code is the command's."""
-    if node.node_rank != 0:
-        with exit_on_signal_while_joining():
-            wait_for_master(node.master_addr, node.master_port, ready_deadline_sec(distributed, os.environ))
+def exec_command(command: list[str], node: NodeInfo) -> None:
+    """Replace this process with the command; the exit code is the command's."""
     setup_network(node.master_addr)
     os.environ.update(TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0")  # scripts under torchrun read them
     try:

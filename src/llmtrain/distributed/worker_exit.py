@@ -3,13 +3,12 @@
 import signal
 from dataclasses import dataclass
 
-from llmtrain.errors import Interrupted, LlmtrainError
-from llmtrain.logs import warn
+from llmtrain.core.logs import warn
+from llmtrain.errors import ExitCode, Interrupted, LlmtrainError
 from llmtrain.runs.exit_report import ExitReport
 
-NO_RESTART_CODES = (64, 65)
+NO_RESTART_CODES = (ExitCode.USAGE, ExitCode.FAILED)
 """Errors that a restart does not fix: of usage, config, data or checkpoint."""
-INTERRUPTED = Interrupted.exit_code
 
 
 @dataclass
@@ -26,36 +25,65 @@ def merge_exits(
     failed = [worker for worker in exits if worker.exit_code]
     if not failed:
         return None
-    if was_interrupted and not any(w.error for w in failed) and all(w.exit_code in _INTERRUPTED_CODES for w in failed):
+    have_all_stopped = all(worker.exit_code in _INTERRUPTED_CODES and not worker.error for worker in failed)
+    if was_interrupted and have_all_stopped:
         return Interrupted("Interrupted: the node received a signal.")
-    # Neither workers that the agent stopped after another's failure count, nor one that hung and had to be killed, if
-    # others have reported it.
-    silent = {rank for worker in failed for rank in worker.silent_ranks}
-    own = [w for w in failed if w.exit_code not in _STOP_SIGNALS and not (w.rank in silent and _code(w) < 0)] or failed
-    worst = min(own, key=_severity)
-    code = _code(worst) if _code(worst) > 0 else 128 - _code(worst)
-    if worst.error:
-        error = worst.as_error()
-        if type(error) is not Interrupted and len(exits) > 1:
-            error.what = f"rank {worst.rank}: {error.what}"
-    elif worst.exit_code == INTERRUPTED:
-        error = Interrupted(f"rank {worst.rank} was interrupted (exit code {INTERRUPTED}).")
-    else:
-        error = LlmtrainError(f"rank {worst.rank} {_describe(_code(worst))}.")
+    worst = min(_independent(failed) or failed, key=_severity)
+    error = _error_of(worst, is_only_worker=len(exits) == 1)
     if error.reason == "gave_up" and last_crash:
         error.what += f" The last crash: {last_crash}"
-    error.exit_code = code
+    error.exit_code = _shell_code(worst)
     error.details["rank"] = worst.rank
     return error
 
 
-_STOP_SIGNALS = (-signal.SIGTERM, -signal.SIGINT)
-_INTERRUPTED_CODES = (*_STOP_SIGNALS, INTERRUPTED)
+def _error_of(worker: ExitReport, is_only_worker: bool) -> LlmtrainError:
+    """The error that a failed worker reported, or one for its exit code."""
+    if worker.error:
+        error = worker.as_error()
+        if type(error) is not Interrupted and not is_only_worker:
+            error.what = f"rank {worker.rank}: {error.what}"
+        return error
+    if worker.exit_code == ExitCode.INTERRUPTED:
+        return Interrupted(f"rank {worker.rank} was interrupted (exit code {ExitCode.INTERRUPTED}).")
+    return LlmtrainError(f"rank {worker.rank} {_describe(_code(worker))}.")
+
+
+def _shell_code(worker: ExitReport) -> int:
+    """The exit code as a shell reports it: 137 for SIGKILL, for which Python has -9."""
+    code = _code(worker)
+    if code <= 0:
+        return 128 - code
+    return code
+
+
+def _independent(failed: list[ExitReport]) -> list[ExitReport]:
+    """Those whose end did not follow from another's. Neither workers that the agent stopped after another's failure
+    count, nor one that hung and had to be killed, if others have reported it."""
+    reported: set[int] = set()
+    for worker in failed:
+        reported.update(worker.silent_ranks)
+    independent = []
+    for worker in failed:
+        was_killed_hanging = worker.rank in reported and _code(worker) < 0
+        if worker.exit_code not in _STOP_SIGNALS and not was_killed_hanging:
+            independent.append(worker)
+    return independent
+
+
+_STOP_SIGNALS = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+_INTERRUPTED_CODES = (*_STOP_SIGNALS, ExitCode.INTERRUPTED)
 
 
 def severity(code: int | None) -> int:
     """Order of exit codes when one represents several: 64 or 65, then a crash, then 75, then 0. The lowest wins."""
-    return 0 if code in NO_RESTART_CODES else 3 if code == 0 else 2 if code == INTERRUPTED else 1
+    if code in NO_RESTART_CODES:
+        return 0
+    if code == ExitCode.FINISHED:
+        return 3
+    if code == ExitCode.INTERRUPTED:
+        return 2
+    return 1
 
 
 def _severity(worker: ExitReport) -> tuple[int, bool, int]:
@@ -69,31 +97,41 @@ def _code(worker: ExitReport) -> int:
 def _describe(code: int) -> str:
     if code >= 0:
         return f"crashed with exit code {code}; see its output"
-    names = {int(number): number.name for number in signal.Signals}
-    name = names.get(-code, f"signal {-code}")
-    hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-    return f"was killed by {name}{hint}"
+    if -code == signal.SIGKILL:  # the kernel's out-of-memory killer sends it
+        return "was killed by SIGKILL (out of memory?)"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a real-time signal
+        name = f"signal {-code}"
+    return f"was killed by {name}"
 
 
 def is_restartable(exits: list[ExitReport]) -> bool:
     """Whether the workers crashed or lost a peer, rather than failing for good or being interrupted."""
-    failed = [worker for worker in exits if worker.exit_code and worker.exit_code not in _STOP_SIGNALS]
-    if any(worker.exit_code in NO_RESTART_CODES for worker in failed):
-        return False
-    return not any(w.exit_code == INTERRUPTED and w.error != "PeerLost" and not w.was_stopped for w in failed)
+    for worker in exits:
+        if worker.exit_code in NO_RESTART_CODES:
+            return False
+        was_interrupted = worker.exit_code == ExitCode.INTERRUPTED and worker.error != "PeerLost"
+        if was_interrupted and not worker.was_stopped:
+            return False
+    return True
 
 
 def joined_earlier_start(exits: list[ExitReport]) -> bool:
     """Whether the workers replaced others, and only waited for the end of the processes that had lost those."""
-    failed = [worker for worker in exits if worker.exit_code not in (0, *_INTERRUPTED_CODES)]
-    return bool(failed) and all(worker.reason == "earlier_start_ended" for worker in failed)
+    reasons = {worker.reason for worker in exits if worker.exit_code not in (0, *_INTERRUPTED_CODES)}
+    return reasons == {"earlier_start_ended"}
 
 
 def log_restart(exits: list[ExitReport], remaining: int) -> str | None:
     """Log why the workers are restarted, and return it."""
-    failed = next((w for w in sorted(exits, key=_severity) if w.exit_code), None)
-    if failed is None:
+    failed = [worker for worker in exits if worker.exit_code]
+    if not failed:
         return None
-    why = f": {failed.message}" if failed.error else f" {_describe(_code(failed))}."
-    warn("DDP", f"rank {failed.rank}{why} Restarting the processes ({remaining} restarts left)")
-    return f"rank {failed.rank}{why}"
+    worst = min(failed, key=_severity)
+    if worst.error:
+        why = f"rank {worst.rank}: {worst.message}"
+    else:
+        why = f"rank {worst.rank} {_describe(_code(worst))}."
+    warn("DDP", f"{why} Restarting the processes ({remaining} restarts left)")
+    return why

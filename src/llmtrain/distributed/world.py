@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,6 +20,9 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from llmtrain.config.distributed import DistributedSection
 from llmtrain.config.run import RunSection
+from llmtrain.core.logs import log, set_rank, warn
+from llmtrain.core.terminal import format_columns
+from llmtrain.core.text import one_line, plural
 from llmtrain.distributed.control_group import ControlGroup
 from llmtrain.distributed.network import setup_network
 from llmtrain.distributed.process_info import ProcessInfo, find_process_info, uses_agent_store
@@ -30,17 +33,14 @@ from llmtrain.distributed.rendezvous import (
     wait_for_master,
 )
 from llmtrain.errors import JoinError, UsageError
-from llmtrain.logs import log, set_rank, warn
 from llmtrain.runs.exit_report import exit_now
 from llmtrain.runs.metadata import versions
-from llmtrain.terminal import format_columns
-from llmtrain.text import one_line, plural
 
 JOIN_ATTEMPTS = 3
 _FORMED = "formed"  # key of the store: all processes have connected to each other
 PROGRESS_SEC = 10.0
 WATCHDOG_MARGIN_SEC = 30
-"""Collectives time out this long after distributed.timeout_sec: llmtrain's watchdog, which names the silent rank, must
+"""Collectives time out this long after distributed.timeout_sec: llmtrain's watchdog, which names the hung rank, must
 be first."""
 
 
@@ -69,6 +69,14 @@ def current_process_info(distributed: DistributedSection) -> ProcessInfo:
     return find_process_info(os.environ, socket.gethostname(), distributed)
 
 
+def check_strategy(distributed: DistributedSection, process: ProcessInfo) -> None:
+    if distributed.strategy == "none" and process.world_size > 1:
+        raise UsageError(
+            f"distributed.strategy is none, but the run has {process.world_size} processes.",
+            remedy="Set distributed.strategy to ddp or fsdp, or start one process.",
+        )
+
+
 @contextmanager
 def join_world(distributed: DistributedSection, run: RunSection) -> Iterator[World]:
     """Join the other processes for the duration of the context. Without a launcher the world size is 1."""
@@ -81,11 +89,7 @@ def join_world(distributed: DistributedSection, run: RunSection) -> Iterator[Wor
         if not process.is_launched:
             yield World(device=device)
             return
-        if distributed.strategy == "none" and process.world_size > 1:
-            raise UsageError(
-                f"distributed.strategy is none, but the run has {process.world_size} processes.",
-                remedy="Set distributed.strategy to ddp or fsdp, or start one process.",
-            )
+        check_strategy(distributed, process)
         world = _join(process, distributed, device)
         try:
             log_processes(world)
@@ -116,7 +120,8 @@ def _join(process: ProcessInfo, distributed: DistributedSection, device: torch.d
 
 def _join_once(process: ProcessInfo, distributed: DistributedSection, device: torch.device, deadline: float) -> World:
     started = time.monotonic()
-    join_sec, ready_sec = deadline - started, ready_deadline_sec(distributed, os.environ)
+    join_sec = deadline - started
+    ready_sec = ready_deadline_sec(distributed, os.environ)
     if process.rank != 0 or uses_agent_store(os.environ):
         wait_for_master(process.master_addr, process.master_port, min(ready_sec, join_sec))
     setup_network(process.master_addr)  # after the wait: before it, the name may not resolve
@@ -143,13 +148,16 @@ def _join_once(process: ProcessInfo, distributed: DistributedSection, device: to
 def _init_group(
     process: ProcessInfo, store: Store, backend: str, distributed: DistributedSection, device: torch.device
 ) -> None:
+    device_id = None
+    if backend == "nccl":
+        device_id = device
     dist.init_process_group(
         backend,
         store=store,
         rank=process.rank,
         world_size=process.world_size,
         timeout=timedelta(seconds=distributed.timeout_sec + WATCHDOG_MARGIN_SEC),
-        device_id=device if backend == "nccl" else None,
+        device_id=device_id,
     )
     dist.barrier()  # the first collective opens the connections
 
@@ -205,7 +213,7 @@ def _connect(process: ProcessInfo, deadline: float) -> Store:
 
 
 def _open_store(process: ProcessInfo, timeout: timedelta) -> Store:
-    """As torch's env:// does, but without waiting for the others in C++ code that ignores signals."""
+    """Like torch's env://, but without waiting for the others in C++ code that ignores signals."""
     is_agent_store = uses_agent_store(os.environ)
     store: Store = TCPStore(
         process.master_addr,
@@ -216,9 +224,11 @@ def _open_store(process: ProcessInfo, timeout: timedelta) -> Store:
         wait_for_workers=False,
         multi_tenant=True,
     )
+    if not is_agent_store:
+        return store
     # The agent keeps its store while it restarts workers: each attempt needs its own keys.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"/worker/attempt_{attempt}", store) if is_agent_store else store
+    return PrefixStore(f"/worker/attempt_{attempt}", store)
 
 
 def _wait_for_earlier_start(store: Store, deadline: float) -> None:
@@ -251,7 +261,9 @@ def _wait_for_all(store: Store, world_size: int, deadline: float) -> None:
             time.sleep(0.05)
             continue
         missing = [rank for rank in range(world_size) if not store.check([f"here/{rank}"])]
-        names = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        names = ", ".join(map(str, missing[:10]))
+        if len(missing) > 10:
+            names += ", ..."
         if time.monotonic() > deadline:
             raise _ProcessesMissing(f"{len(missing)} of {world_size} processes did not join: rank {names}")
         last_message = time.monotonic()
@@ -304,35 +316,43 @@ def log_processes(world: World) -> None:
             "device": _device_name(world.device),
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "versions": own_versions(),
+            "versions": relevant_versions(),
         }
     )
     log("DDP", f"{plural(world.world_size, 'process')}, backend {dist.get_backend()}")
     columns = ("rank", "node", "local_rank", "device", "host", "pid")
-    head, *lines = format_columns([columns, *([str(row[c]) for c in columns] for row in rows)]).splitlines()
+    table: list[Sequence[str]] = [columns]
+    for row in rows:
+        table.append([str(row[column]) for column in columns])
+    head, *lines = format_columns(table).splitlines()
     log("DDP", head)
     for row, line in zip(rows, lines, strict=True):
-        log("DDP", line, fields={c: row[c] for c in columns})
+        log("DDP", line, fields={column: row[column] for column in columns})
     for row in rows:
         if world.is_first and row["versions"] != rows[0]["versions"]:
             warn("DDP", f"versions differ: rank {row['rank']} has {row['versions']}, rank 0 has {rows[0]['versions']}")
 
 
-def own_versions() -> dict[str, Any]:
+def relevant_versions() -> dict[str, Any]:
     """Versions of the installed packages that affect results."""
-    with_build = {"torch": torch.__version__}  # such as 2.11.0+cpu
     names = ("llmtrain", "torch", "python", "transformers", "peft", "tokenizers")
-    return {name: with_build.get(name, value) for name, value in versions().items() if name in names}
+    relevant = {name: version for name, version in versions().items() if name in names}
+    relevant["torch"] = torch.__version__  # with its build: 2.11.0+cpu
+    return relevant
 
 
 def _device_name(device: torch.device) -> str:
-    return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
+    if device.type != "cuda":
+        return str(device)
+    return f"{device} {torch.cuda.get_device_name(device)}"
 
 
 def pick_backend(distributed: DistributedSection, device: torch.device) -> str:
     backend = distributed.backend
     if backend == "auto":
-        return "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
+        if device.type == "cuda" and dist.is_nccl_available():
+            return "nccl"
+        return "gloo"
     if backend == "nccl" and device.type != "cuda":
         raise UsageError(
             "distributed.backend is nccl, but this process trains on a CPU.",

@@ -6,20 +6,21 @@ torch is imported inside the functions, so that the module imports without it.
 import statistics
 import time
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from llmtrain.core.findings import Finding, failed, passed, warned
+from llmtrain.core.text import first_names, format_bytes, plural
 from llmtrain.doctor.machine import nccl_version
-from llmtrain.findings import Finding, failed, passed, warned
-from llmtrain.text import format_bytes, plural
 
 if TYPE_CHECKING:
     from llmtrain.distributed.world import World
 
 SIZES = ((4, 20), (4_000, 20), (1_000_000, 10), (16_000_000, 5))
-"""(bytes, repetitions)"""
+"""(bytes, repetitions): the smallest shows the latency, the largest the bandwidth."""
 CLOCK_ROUNDS = 5
-CLOCK_WARN_SEC = 1.0
-CLOCK_FAIL_SEC = 60.0
+CLOCK_WARN_SEC = 1.0  # logs of several nodes can no longer be read as one
+CLOCK_FAIL_SEC = 60.0  # certificates and tokens may be refused
 
 
 @dataclass(frozen=True)
@@ -49,20 +50,21 @@ def collective_findings(world: "World") -> tuple[list[Finding], list[Timing]]:
 def gather_versions(world: "World") -> list[dict[str, Any]]:
     import torch
 
-    from llmtrain.distributed.world import own_versions
+    from llmtrain.distributed.world import relevant_versions
 
     nccl = nccl_version() if world.device.type == "cuda" else None
-    return world.control.gather({**own_versions(), "cuda": torch.version.cuda, "nccl": nccl})
+    return world.control.gather({**relevant_versions(), "cuda": torch.version.cuda, "nccl": nccl})
 
 
 def version_skew(rows: list[dict[str, Any]]) -> Finding:
     differing = []
-    for name in dict.fromkeys(name for row in rows for name in row):
+    for name in dict.fromkeys(chain.from_iterable(rows)):
         ranks: dict[str, list[int]] = {}
         for rank, row in enumerate(rows):
             ranks.setdefault(str(row.get(name, "missing")), []).append(rank)
         if len(ranks) > 1:
-            differing.append(f"{name} is {' and '.join(f'{v} on rank {_some(r)}' for v, r in ranks.items())}")
+            places = [f"{version} on rank {_some(own)}" for version, own in ranks.items()]
+            differing.append(f"{name} is {' and '.join(places)}")
     if not differing:
         versions = ", ".join(f"{name} {value}" for name, value in rows[0].items() if value is not None)
         return passed("same versions", f"{versions} on {plural(len(rows), 'rank')}")
@@ -84,11 +86,12 @@ def gather_clocks(world: "World") -> list[list[float]]:
 def clock_skew(rounds: list[list[float]]) -> Finding:
     """The smallest spread of all rounds, so that a rank that left one barrier late does not count."""
     best = min(rounds, key=lambda times: max(times) - min(times))
-    skew_sec = max(best) - min(best)
-    early, late = best.index(min(best)), best.index(max(best))
+    earliest = min(best)
+    latest = max(best)
+    skew_sec = latest - earliest
     if skew_sec <= CLOCK_WARN_SEC:
         return passed("same time", f"clocks within {1000 * skew_sec:.1f} ms")
-    evidence = f"the clock of rank {late} is {skew_sec:.1f} s ahead of rank {early}'s"
+    evidence = f"the clock of rank {best.index(latest)} is {skew_sec:.1f} s ahead of rank {best.index(earliest)}'s"
     make = failed if skew_sec > CLOCK_FAIL_SEC else warned
     return make("same time", evidence, "Synchronize the clocks of the nodes with NTP (chronyc tracking, timedatectl).")
 
@@ -101,7 +104,8 @@ def time_all_reduce(world: "World", count: int, repetitions: int) -> Timing:
     # Small integers that differ by position: their sums are exact, and a shifted result is wrong.
     pattern = torch.arange(count // 4, device=world.device, dtype=torch.float32) % 7 + 1
     expected = pattern * (size * (size + 1) // 2)
-    seconds, is_right = [], True
+    seconds = []
+    is_right = True
     for repetition in range(repetitions + 1):
         value = pattern * (world.rank + 1)
         dist.barrier()
@@ -123,15 +127,15 @@ def time_all_reduce(world: "World", count: int, repetitions: int) -> Timing:
 
 
 def all_reduce(how: str, timings: list[Timing]) -> Finding:
-    wrong = [t for t in timings if t.wrong_ranks]
+    wrong = [f"{format_bytes(t.bytes)} on rank {_some(t.wrong_ranks)}" for t in timings if t.wrong_ranks]
     if wrong:
-        where = "; ".join(f"{format_bytes(t.bytes)} on rank {_some(t.wrong_ranks)}" for t in wrong)
         return failed(
             "all-reduce",
-            f"{how}: the sum is wrong for {where}",
+            f"{how}: the sum is wrong for {'; '.join(wrong)}",
             "Do not train on these nodes. Test them one by one, and check their memory, GPUs and network cards.",
         )
-    small, large = timings[0], timings[-1]
+    small = timings[0]
+    large = timings[-1]
     evidence = f"{how}: sums are correct; {format_bytes(small.bytes)} take {1e6 * small.latency_sec:,.0f} us"
     if large.bus_bytes_per_sec:  # 0 for a single rank
         evidence += f", {format_bytes(large.bytes)} run at {format_bytes(large.bus_bytes_per_sec)}/s"
@@ -146,4 +150,4 @@ def _synchronize(world: "World") -> None:
 
 
 def _some(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return first_names([str(rank) for rank in ranks], 8)

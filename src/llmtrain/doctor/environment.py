@@ -4,10 +4,14 @@ import platform
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from llmtrain.config.distributed import DistributedSection
-from llmtrain.distributed.env import NAMES
+from llmtrain.core.env import DIST_TIMEOUT, MASTER_READY_TIMEOUT
+from llmtrain.core.findings import Finding, failed, passed
+from llmtrain.core.text import one_line, plural
+from llmtrain.distributed.platform_env import NAMES
 from llmtrain.distributed.process_info import (
     NodeOptions,
     find_node_info,
@@ -15,10 +19,7 @@ from llmtrain.distributed.process_info import (
     uses_agent_store,
     validate_environment,
 )
-from llmtrain.env import DIST_TIMEOUT, MASTER_READY_TIMEOUT
 from llmtrain.errors import UsageError
-from llmtrain.findings import Finding, failed, passed
-from llmtrain.text import one_line, plural
 from llmtrain.version import __version__
 
 # Shown besides those of rank and world size; none of them holds a secret.
@@ -60,7 +61,7 @@ class Position:
 
 
 def find_position(environ: Mapping[str, str], distributed: DistributedSection) -> Position:
-    """Of a process if LOCAL_RANK is set, else of a node. Problems of the environment are reported by `identity`."""
+    """Position of a process if LOCAL_RANK is set, else of a node. `identity` reports problems of the environment."""
     hostname = socket.gethostname()
     try:
         if environ.get("LOCAL_RANK"):
@@ -68,18 +69,19 @@ def find_position(environ: Mapping[str, str], distributed: DistributedSection) -
             is_hosted_here = process.rank == 0 and not uses_agent_store(environ)
             master = Master(process.master_addr, process.master_port, is_hosted_here)
             return Position(
-                process.world_size,
-                process.local_world_size,
-                process.local_rank,
-                process.node_rank,
-                master,
+                world_size=process.world_size,
+                local_world_size=process.local_world_size,
+                local_rank=process.local_rank,
+                node_rank=process.node_rank,
+                master=master,
             )
         node = find_node_info(environ, NodeOptions(), hostname, distributed)
     except UsageError:
         return Position()
-    master = Master(node.master_addr, node.master_port, node.node_rank == 0)
-    is_single = node.max_nodes == 1
-    return Position(node.world_size, node.processes_per_node, 0, node.node_rank, None if is_single else master)
+    position = Position(node.world_size, node.processes_per_node, node_rank=node.node_rank)
+    if node.max_nodes == 1:
+        return position
+    return replace(position, master=Master(node.master_addr, node.master_port, node.node_rank == 0))
 
 
 def identity(environ: Mapping[str, str], distributed: DistributedSection) -> Iterator[Finding]:
@@ -91,15 +93,20 @@ def identity(environ: Mapping[str, str], distributed: DistributedSection) -> Ite
     position = find_position(environ, distributed)
     if position.master is None and position.world_size == 1:
         yield passed("identity", "a single process")
-    else:
-        rank = "?" if position.node_rank is None else position.node_rank
-        node = f"node rank {rank}, {plural(position.local_world_size, 'process')} on this node"
-        master = f", master {position.master.host}:{position.master.port}" if position.master else ""
-        yield passed("identity", f"world size {position.world_size}, {node}{master}")
+        return
+    rank = "?" if position.node_rank is None else position.node_rank
+    parts = [
+        f"world size {position.world_size}",
+        f"node rank {rank}",
+        f"{plural(position.local_world_size, 'process')} on this node",
+    ]
+    if position.master:
+        parts.append(f"master {position.master.host}:{position.master.port}")
+    yield passed("identity", ", ".join(parts))
 
 
 def variables(environ: Mapping[str, str]) -> Iterator[Finding]:
-    names = [name for row in NAMES.values() for name in row] + list(OTHER_VARIABLES)
+    names = [*chain.from_iterable(NAMES.values()), *OTHER_VARIABLES]
     settings = [f"{name}={environ[name]}" for name in names if name in environ]
     yield passed("environment", " ".join(settings) or "no variables of torchrun, NCCL, gloo or a platform are set")
 

@@ -3,16 +3,19 @@
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import chain
 from types import FrameType
+from typing import Any
 
 from llmtrain.config.schema import Config
+from llmtrain.core.findings import Finding, at_rank, failed, failed_by, run_checks
 from llmtrain.distributed.process_info import ProcessInfo, find_process_info
-from llmtrain.doctor.local import checks_after, diagnose, own_checks
-from llmtrain.doctor.report import Report
+from llmtrain.doctor.diagnose import checks_after, diagnose, own_checks
+from llmtrain.doctor.report import Report, findings_table
 from llmtrain.errors import JoinError, LlmtrainError, UsageError
-from llmtrain.findings import Finding, at_rank, failed, failed_by, run_checks
 
 COLLECTIVE_SEC = 120
 """Timeout of collectives in the checks, shorter than that of training."""
@@ -39,13 +42,15 @@ def _show(report: Report, show: Callable[[Report], None]) -> bool:
 
 def _with_identity_problems(error: UsageError, findings: list[Finding]) -> list[Finding]:
     """Replace the identity findings of a node with those of a process, whose checks are stricter."""
-    rows = error.details.get("problems")
-    problems = (
-        [(row["what"], row["remedy"]) for row in rows] if isinstance(rows, list) else [(error.what, error.remedy)]
-    )
-    others = [finding for finding in findings if finding.name != "identity"]
-    hint = " `llmtrain doctor --local` checks this machine only."
-    return [*(failed("identity", what, f"{remedy or ''}{hint}".strip()) for what, remedy in problems), *others]
+    rows: Any = error.details.get("problems")
+    if not isinstance(rows, list):
+        rows = [{"what": error.what, "remedy": error.remedy}]
+    problems = []
+    for row in rows:
+        remedy = row["remedy"] or ""
+        remedy += " `llmtrain doctor --local` checks this machine only."
+        problems.append(failed("identity", row["what"], remedy.strip()))
+    return problems + [finding for finding in findings if finding.name != "identity"]
 
 
 def _examine_all_ranks(
@@ -65,7 +70,8 @@ def _examine_all_ranks(
                 parts = world.control.gather(own)
                 shared, timings = collective_findings(world)
                 sigterm.defer_sigterm()
-                report = Report([f for part in parts for f in part] + shared, timings, world.world_size, world.rank)
+                findings = [*chain.from_iterable(parts), *shared]
+                report = Report(findings, timings, world.world_size, world.rank)
                 if world.is_first:
                     show(report)
                 # The launcher stops all processes once one has failed: rank 0 must have printed before that.
@@ -74,10 +80,23 @@ def _examine_all_ranks(
                 return report.is_ok
         except LlmtrainError as error:
             sigterm.defer_sigterm()
-            findings = [*own, *at_rank([failed_by("join", error)], process.rank)]
+            findings = own + at_rank([failed_by("join", error)], process.rank)
             if isinstance(error, JoinError):
-                findings += at_rank(run_checks(checks_after(error, config, environ)), process.rank)
+                findings += at_rank(run_checks(checks_after(error, config.distributed, environ)), process.rank)
             return _show(Report(findings, rank=process.rank), show)
+
+
+def explain_failed_start(error: LlmtrainError, config: Config, environ: Mapping[str, str] | None = None) -> None:
+    """Print the failed local checks on standard error after a failed start. Never raises, so that the original error is
+    reported."""
+    with suppress(Exception):
+        environ = os.environ if environ is None else environ
+        checks = own_checks(config, environ, time_writing=False) + checks_after(error, config.distributed, environ)
+        problems = [finding for finding in run_checks(checks) if finding.status != "pass"]
+        text = " the local checks pass; check the other nodes and the network."
+        if problems:
+            text = "\n" + findings_table(problems, 1, is_terminal=sys.stderr.isatty())
+        print(f"llmtrain doctor on this machine:{text}", file=sys.stderr, flush=True)
 
 
 class _SigtermHandler:

@@ -7,30 +7,34 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from llmtrain.config.schema import Config
+from llmtrain.config.data import DataSection
+from llmtrain.config.output import OutputSection
+from llmtrain.config.run import RunSection
+from llmtrain.config.trainer import TrainerSection
+from llmtrain.core.files import is_there
+from llmtrain.core.findings import Finding, failed, passed, warned
+from llmtrain.core.text import format_bytes, plural
 from llmtrain.data.cache_dir import token_cache_dir
-from llmtrain.distributed.env import gpu_count, usable_cores
+from llmtrain.distributed.machine_limits import gpu_count, usable_cores
+from llmtrain.doctor.file_system import file_system
 from llmtrain.errors import LlmtrainError
-from llmtrain.files import is_there
-from llmtrain.findings import Finding, failed, passed, warned
 from llmtrain.runs.directory import check_writable
-from llmtrain.text import format_bytes, plural
 
 SHARED_MEMORY = Path("/dev/shm")
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 GIB = 1 << 30
-PROBE_BYTES = 64_000_000
-SLOW_BYTES_PER_SEC = 50_000_000
+PROBE_BYTES = 64_000_000  # more than a disk's own cache takes at once, and written within seconds
+SLOW_BYTES_PER_SEC = 50_000_000  # a checkpoint of 1 GB then takes 20 s
 
 
-def shared_memory(config: Config, least_bytes: int = GIB) -> Iterator[Finding]:
+def shared_memory(run: RunSection, num_workers: int, least_bytes: int = GIB) -> Iterator[Finding]:
     """NCCL and data-loading processes use it; the default of a container is 64 MB."""
     if not SHARED_MEMORY.is_dir():
         yield passed("shared memory", f"this machine has no {SHARED_MEMORY}")
         return
     total = shutil.disk_usage(SHARED_MEMORY).total
     evidence = f"{SHARED_MEMORY} has {format_bytes(total)}"
-    if total >= least_bytes or not (config.data.num_workers or uses_gpu(config)):
+    if total >= least_bytes or not (num_workers or uses_gpu(run)):
         yield passed("shared memory", evidence)
         return
     yield warned(
@@ -40,12 +44,13 @@ def shared_memory(config: Config, least_bytes: int = GIB) -> Iterator[Finding]:
     )
 
 
-def cores(config: Config, processes: int) -> Iterator[Finding]:
-    available, threads = usable_cores(), config.run.threads
+def cores(run: RunSection, processes: int) -> Iterator[Finding]:
+    available = usable_cores()
+    threads = run.threads
     if threads is None:
         per_process = plural(max(1, available // processes), "thread")
         evidence = f"{plural(available, 'core')}, {per_process} for each of {plural(processes, 'process')}"
-        if processes <= available or uses_gpu(config):
+        if processes <= available or uses_gpu(run):
             yield passed("cores", evidence)
         else:
             yield warned("cores", evidence, "Start fewer processes, or raise the CPU limit of the container.")
@@ -63,28 +68,28 @@ def cores(config: Config, processes: int) -> Iterator[Finding]:
         )
 
 
-def gpus(config: Config, processes: int, environ: Mapping[str, str]) -> Iterator[Finding]:
+def gpus(run: RunSection, processes: int, environ: Mapping[str, str]) -> Iterator[Finding]:
     import torch
 
     listed = gpu_count(environ)
     if not torch.cuda.is_available():
         build = f"torch {torch.__version__}"
-        if config.run.device == "cuda":
+        if run.device == "cuda":
             evidence = f"run.device is cuda, but {build} finds no usable GPU; the driver lists {listed}"
             yield failed("gpu", evidence, "Check nvidia-smi, request nvidia.com/gpu, or set run.device to auto.")
-        elif listed and config.run.device == "auto":
+        elif listed and run.device == "auto":
             yield warned(
                 "gpu",
                 f"the driver lists {plural(listed, 'GPU')}, but {build} cannot use them: training will run on the CPU",
                 "Install a CUDA build of torch that supports the driver, or set run.device to cpu.",
             )
         else:
-            yield passed("gpu", "no GPU: training runs on the CPU" if not listed else "run.device is cpu")
+            yield passed("gpu", "run.device is cpu" if listed else "no GPU: training runs on the CPU")
         return
     count = torch.cuda.device_count()
     names = sorted({torch.cuda.get_device_name(index) for index in range(count)})
     evidence = f"{count} x {', '.join(names)}; driver {_driver()}, CUDA {torch.version.cuda}, NCCL {nccl_version()}"
-    if config.run.device == "cpu":
+    if run.device == "cpu":
         yield passed("gpu", f"{evidence}; unused: run.device is cpu")
     elif processes > count:
         yield failed(
@@ -96,10 +101,10 @@ def gpus(config: Config, processes: int, environ: Mapping[str, str]) -> Iterator
         yield passed("gpu", evidence)
 
 
-def uses_gpu(config: Config) -> bool:
+def uses_gpu(run: RunSection) -> bool:
     import torch
 
-    return config.run.device != "cpu" and torch.cuda.is_available()
+    return run.device != "cpu" and torch.cuda.is_available()
 
 
 def nccl_version() -> str:
@@ -117,25 +122,34 @@ def _driver() -> str:
     return next((word for word in words if word[0].isdigit() and "." in word), "unknown")
 
 
-def volumes(config: Config, checkpoint_bytes: int | None, time_writing: bool) -> Iterator[Finding]:
-    """Free space, permissions and write speed of the directories for runs and tokenized text."""
-    root = Path(config.output.root_dir).expanduser()
-    run = root / config.output.run_id if config.output.run_id else root
-    directory = run if is_there(run) else root
-    trainer = config.trainer
+def cache_directory(data: DataSection) -> Iterator[Finding]:
+    """Free space and permissions of the directory for tokenized text."""
+    cache = token_cache_dir(data)
+    yield free_space("cache space", cache, GIB)
+    yield writable("cache", cache, "Set data.cache_dir to a directory you may write to.")
+
+
+def output_directory(
+    output: OutputSection, trainer: TrainerSection, checkpoint_bytes: int | None, time_writing: bool
+) -> Iterator[Finding]:
+    """Free space, permissions, file system and write speed of the directory for runs."""
+    root = Path(output.root_dir).expanduser()
+    directory = root
+    if output.run_id and is_there(root / output.run_id):
+        directory = root / output.run_id
     if trainer.keep_checkpoints == "all":
         checkpoints = trainer.steps // (trainer.save_every_steps or trainer.steps) + 1
     else:
         checkpoints = trainer.keep_checkpoints + 2  # the best one, and the next before an old one is deleted
-    needed = GIB if checkpoint_bytes is None else max(GIB, checkpoints * checkpoint_bytes)
+    needed = max(GIB, checkpoints * (checkpoint_bytes or 0))
     yield free_space("output space", root, needed)
     finding = writable("output", directory, "Set output.root_dir to a directory you may write to.")
     yield finding
-    if time_writing and finding.status == "pass":
+    if finding.status != "pass":
+        return
+    yield file_system(nearest_directory(directory))
+    if time_writing:
         yield write_speed(nearest_directory(directory))
-    cache = token_cache_dir(config.data)
-    yield free_space("cache space", cache, GIB)
-    yield writable("cache", cache, "Set data.cache_dir to a directory you may write to.")
 
 
 def free_space(name: str, directory: Path, needed_bytes: int) -> Finding:
@@ -148,12 +162,13 @@ def free_space(name: str, directory: Path, needed_bytes: int) -> Finding:
     )
 
 
-def writable(name: str, directory: Path, recommendation: str) -> Finding:
+def writable(name: str, directory: Path, remedy: str) -> Finding:
     try:
         check_writable(directory)
     except LlmtrainError as error:
-        return failed(name, error.what, recommendation)
-    return passed(name, f"{directory} is writable" + ("" if is_there(directory) else " (it will be created)"))
+        return failed(name, error.what, remedy)
+    note = "" if is_there(directory) else " (it will be created)"
+    return passed(name, f"{directory} is writable{note}")
 
 
 def write_speed(directory: Path, slow_bytes_per_sec: float = SLOW_BYTES_PER_SEC) -> Finding:

@@ -4,13 +4,13 @@ import re
 import socket
 from collections.abc import Iterator, Mapping
 
+from llmtrain.core.findings import Finding, failed, passed, warned
 from llmtrain.distributed.network import interface_to
 from llmtrain.distributed.rendezvous import REMEDIES, wait_for_master
 from llmtrain.doctor.environment import Master
 from llmtrain.errors import JoinError
-from llmtrain.findings import Finding, failed, passed, warned
 
-PROBE_SEC = 3.0
+PROBE_SEC = 3.0  # a check reports soon; the start of a run waits longer for its master
 
 
 def route_to_master(master: Master, node_rank: int | None) -> Iterator[Finding]:
@@ -22,7 +22,8 @@ def route_to_master(master: Master, node_rank: int | None) -> Iterator[Finding]:
         reason = getattr(problem, "strerror", None) or problem
         yield failed("master name", f"{host} does not resolve: {reason}", REMEDIES["name"])
         return
-    yield passed("master name", f"{host} is {', '.join(sorted({str(row[4][0]) for row in rows}))}")
+    addresses = sorted({str(row[4][0]) for row in rows})
+    yield passed("master name", f"{host} is {', '.join(addresses)}")
     interface = interface_to(host)
     if interface is None:
         yield warned(
@@ -66,11 +67,10 @@ def master_port(master: Master) -> Iterator[Finding]:
 
 def _why_not_free(port: int) -> str | None:
     """Listens as TCPStore does: on all addresses, and despite connections in TIME_WAIT."""
-    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    is_dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual else socket.AF_INET
     try:
-        socket.create_server(
-            ("", port), family=family, dualstack_ipv6=family == socket.AF_INET6, reuse_port=False
-        ).close()
+        socket.create_server(("", port), family=family, dualstack_ipv6=is_dual).close()
     except OSError as problem:
         return problem.strerror or str(problem)
     return None
@@ -101,9 +101,11 @@ def _nccl_matches(text: str, known: list[str]) -> bool:
     """Whether any interface matches: `eth` is a prefix, `=eth0` an exact name, `^docker,lo` excludes."""
     match = re.match(r"(\^?)(=?)(.*)", text)
     assert match is not None
-    is_exclusion, is_exact, names = match[1], match[2], [name.strip() for name in match[3].split(",")]
+    is_exclusion = bool(match[1])
+    is_exact = bool(match[2])
+    names = tuple(name.strip() for name in match[3].split(","))
 
     def is_named(interface: str) -> bool:
-        return any(interface == name if is_exact else interface.startswith(name) for name in names)
+        return interface in names if is_exact else interface.startswith(names)
 
-    return any(is_named(interface) is not bool(is_exclusion) for interface in known)
+    return any(is_named(interface) is not is_exclusion for interface in known)

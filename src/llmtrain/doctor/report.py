@@ -1,26 +1,21 @@
 """The report of the doctor, as a table and as JSON."""
 
 import io
-import os
 import shutil
-import sys
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.doctor.local import checks_after, own_checks
-from llmtrain.errors import LlmtrainError
-from llmtrain.findings import Finding, is_ok, run_checks
-from llmtrain.terminal import printable
-from llmtrain.text import format_bytes
+from llmtrain.core.findings import Finding, Status, is_ok
+from llmtrain.core.terminal import printable
+from llmtrain.core.text import format_bytes
 
 if TYPE_CHECKING:
-    from llmtrain.config.schema import Config
     from llmtrain.doctor.collective import Timing
 
-COLORS = {"pass": "green", "warn": "yellow", "fail": "bold red"}
-MAX_VARIANTS = 4
+COLORS: dict[Status, str] = {"pass": "green", "warn": "yellow", "fail": "bold red"}
+MAX_VARIANTS = 4  # rows of one check that pass: thousands of ranks may differ in the name of their interface
 LOG_WIDTH = 10_000
 """Without a terminal lines are not wrapped, so that they can be searched."""
 
@@ -31,7 +26,7 @@ class Report:
     allreduce: list["Timing"] = field(default_factory=list)
     world_size: int = 1
     rank: int = 0
-    """Of the process that reports."""
+    """Rank of the process that reports."""
 
     @property
     def is_ok(self) -> bool:
@@ -54,10 +49,10 @@ class Report:
         return "\n\n".join([*parts, self.verdict()])
 
     def verdict(self) -> str:
-        shown = grouped(self.findings)
-        counts = {status: sum(row.status == status for row, _ in shown) for status in COLORS}
-        totals = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-        return f"{'Ready to train' if self.is_ok else 'Not ready to train'}: {totals}."
+        counts = Counter(row.status for row, _ in grouped(self.findings))
+        totals = ", ".join(f"{counts[status]} {status}" for status in COLORS if counts[status])
+        verdict = "Ready to train" if self.is_ok else "Not ready to train"
+        return f"{verdict}: {totals}."
 
 
 def grouped(findings: Iterable[Finding]) -> list[tuple[Finding, list[int]]]:
@@ -66,7 +61,7 @@ def grouped(findings: Iterable[Finding]) -> list[tuple[Finding, list[int]]]:
     rows: dict[tuple[Any, ...], tuple[Finding, list[int]]] = {}
     for finding in findings:
         order.setdefault(finding.name, len(order))
-        key = (finding.name, finding.status, finding.evidence, finding.recommendation)
+        key = (finding.name, finding.status, finding.evidence, finding.remedy)
         ranks = rows.setdefault(key, (finding, []))[1]
         if finding.rank is not None:
             ranks.append(finding.rank)
@@ -78,18 +73,21 @@ def findings_table(findings: Iterable[Finding], world_size: int, *, is_terminal:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    columns = ["status", "check", *(["rank"] if world_size > 1 else []), "evidence and remedy"]
-    for column in columns:
-        is_last = column == columns[-1]
-        table.add_column(column, no_wrap=not is_last, overflow="fold" if is_last else "ignore")
-    variants: dict[str, int] = {}
+    has_ranks = world_size > 1
+    for column in ("status", "check", "rank"):
+        if column != "rank" or has_ranks:
+            table.add_column(column, no_wrap=True, overflow="ignore")
+    table.add_column("evidence and remedy", overflow="fold")
+    variants: Counter[str] = Counter()
     for finding, ranks in grouped(findings):
-        if finding.status == "pass" and _too_many(variants, finding.name):
-            continue
+        if finding.status == "pass":
+            variants[finding.name] += 1
+            if variants[finding.name] > MAX_VARIANTS:
+                continue
         evidence = Text(printable(finding.evidence))
-        if finding.recommendation:
-            evidence.append(printable(f"\n-> {finding.recommendation}"), style="bold")
-        where = [Text(_span(ranks, world_size))] if world_size > 1 else []
+        if finding.remedy:
+            evidence.append(printable(f"\n-> {finding.remedy}"), style="bold")
+        where = [Text(_span(ranks, world_size))] if has_ranks else []
         status = finding.status.upper() if finding.status == "fail" else finding.status
         table.add_row(Text(status, style=COLORS[finding.status]), Text(finding.name), *where, evidence)
     for name, count in variants.items():
@@ -97,11 +95,6 @@ def findings_table(findings: Iterable[Finding], world_size: int, *, is_terminal:
             more = Text(f"and {count - MAX_VARIANTS} more that pass; --json lists all")
             table.add_row(Text("pass", style=COLORS["pass"]), Text(name), Text("..."), more)
     return _render(table, is_terminal=is_terminal)
-
-
-def _too_many(variants: dict[str, int], name: str) -> bool:
-    variants[name] = variants.get(name, 0) + 1
-    return variants[name] > MAX_VARIANTS
 
 
 def allreduce_table(timings: Iterable["Timing"], *, is_terminal: bool) -> str:
@@ -112,7 +105,9 @@ def allreduce_table(timings: Iterable["Timing"], *, is_terminal: bool) -> str:
     for column in ("all-reduce of", "latency", "bus bandwidth", "sum"):
         table.add_column(column, no_wrap=True, justify="left" if column == "sum" else "right")
     for timing in timings:
-        verdict = Text("wrong", style=COLORS["fail"]) if timing.wrong_ranks else Text("correct", style=COLORS["pass"])
+        verdict = Text("correct", style=COLORS["pass"])
+        if timing.wrong_ranks:
+            verdict = Text("wrong", style=COLORS["fail"])
         bandwidth = f"{format_bytes(timing.bus_bytes_per_sec)}/s"
         table.add_row(format_bytes(timing.bytes), f"{1e6 * timing.latency_sec:,.0f} us", bandwidth, verdict)
     return _render(table, is_terminal=is_terminal)
@@ -139,18 +134,3 @@ def _span(ranks: list[int], world_size: int) -> str:
         else:
             spans.append([rank, rank])
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
-
-
-def explain_failed_start(error: LlmtrainError, config: "Config", environ: Mapping[str, str] | None = None) -> None:
-    """Print the failed local checks on standard error after a failed start. Never raises, so that the original error is
-    reported."""
-    with suppress(Exception):
-        environ = os.environ if environ is None else environ
-        checks = [*own_checks(config, environ, time_writing=False), *checks_after(error, config, environ)]
-        problems = [finding for finding in run_checks(checks) if finding.status != "pass"]
-        if problems:
-            is_terminal = sys.stderr.isatty()
-            body = "llmtrain doctor on this machine:\n" + findings_table(problems, 1, is_terminal=is_terminal)
-        else:
-            body = "llmtrain doctor on this machine: the local checks pass; check the other nodes and the network."
-        print(body, file=sys.stderr, flush=True)

@@ -4,9 +4,9 @@ datasets library refuses short names."""
 import functools
 from pathlib import Path
 
-from llmtrain.files import read_json, write_json
+from llmtrain.core.files import read_json, write_json
+from llmtrain.core.logs import log
 from llmtrain.hub.token import hub_token
-from llmtrain.logs import log
 
 # The hub redirects to these owners. Only c4 differs: there the hub redirects to a repository with a loading script,
 # which the library no longer runs, and whose card refers to this one.
@@ -43,7 +43,10 @@ def full_dataset_name(name: str, cache: Path) -> str:
     stored in `cache` for offline use."""
     if "/" in name or Path(name).is_dir():
         return name
-    full = f"{OWNERS[name]}/{name}" if name in OWNERS else _resolve(name, cache / CACHE_FILE)
+    if name in OWNERS:
+        full = f"{OWNERS[name]}/{name}"
+    else:
+        full = _resolve(name, cache / CACHE_FILE)
     _log_once(name, full)
     return full
 
@@ -52,7 +55,8 @@ def _resolve(name: str, cache_file: Path) -> str:
     from huggingface_hub import HfApi
 
     cached = read_json(cache_file)
-    cached = cached if isinstance(cached, dict) else {}
+    if not isinstance(cached, dict):
+        cached = {}
     try:
         full = HfApi(token=hub_token()).dataset_info(name, timeout=HUB_TIMEOUT_SEC).id
     except Exception:  # offline, or the hub is unreachable

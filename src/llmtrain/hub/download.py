@@ -14,22 +14,22 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
+from llmtrain.core.files import read_json, write_json
+from llmtrain.core.logs import log, warn
+from llmtrain.core.text import format_bytes, plural
 from llmtrain.errors import DataError, LlmtrainError, UsageError
-from llmtrain.files import read_json, write_json
 from llmtrain.hub.errors import explain_hub_error
 from llmtrain.hub.find import check_id, file_patterns, quiet_bars
 from llmtrain.hub.token import hub_token
-from llmtrain.logs import log, warn
-from llmtrain.text import format_bytes, plural
 
 MARKER = ".llmtrain-fetch.json"
 PARTIAL = ".llmtrain-fetch.partial.json"
 LOCK = ".llmtrain-fetch.lock"
 LIBRARY_DIR = Path(".cache", "huggingface")
 
-WAIT_FOR_OTHER_SEC = 24 * 3600.0
+WAIT_FOR_OTHER_SEC = 24 * 3600.0  # a model of 1 TB at 12 MB/s
 HUB_TIMEOUT_SEC = 30.0
-LEFTOVER_AFTER_SEC = 60.0
+LEFTOVER_AFTER_SEC = 60.0  # a download that is alive writes more often
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,10 @@ class _Request:
 
     @property
     def what(self) -> str:
-        at = "" if self.revision == "main" else f" at revision '{self.revision}'"
-        return f"{self.kind.capitalize()} '{self.repo}'{at}"
+        name = f"{self.kind.capitalize()} '{self.repo}'"
+        if self.revision == "main":
+            return name
+        return f"{name} at revision '{self.revision}'"
 
     def has_same_repo(self, state: dict[str, Any]) -> bool:
         return (state["kind"], state["repo"]) == (self.kind, self.repo)
@@ -62,8 +64,16 @@ def download_model(
 
 
 def download_data(name: str, revision: str | None, directory: Path, *, force: bool = False) -> dict[str, Any]:
-    """As download_model, for all files of a dataset."""
+    """Like download_model, for all files of a dataset."""
     return _download(_Request("dataset", name, revision or "main"), directory, force)
+
+
+def fetched_model(directory: Path) -> tuple[str, str] | None:
+    """(name, commit) of the model that was downloaded into a directory; None for a directory from elsewhere."""
+    state = _read_state(directory / MARKER)
+    if state is None or state["kind"] != "model":
+        return None
+    return str(state["repo"]), str(state["commit"])
 
 
 def _download(request: _Request, directory: Path, force: bool) -> dict[str, Any]:
@@ -71,11 +81,11 @@ def _download(request: _Request, directory: Path, force: bool) -> dict[str, Any]
     try:
         directory = directory.expanduser()
         # First without the lock: a complete directory may be on a read-only volume.
-        state = None if force else _complete(request, directory)
+        state = _complete(request, directory, force)
         if state is None:
             directory.mkdir(parents=True, exist_ok=True)
             with _exclusive(directory):
-                state = None if force else _complete(request, directory)  # another process may have completed it
+                state = _complete(request, directory, force)  # another process may have completed it
                 if state is None:
                     return _result(_fetch(request, directory, force), directory, downloaded=True)
     except LlmtrainError:
@@ -102,6 +112,11 @@ def _exclusive(directory: Path) -> Iterator[None]:
             raise UsageError(f"Another process has been downloading into {directory} for 24 hours.") from None
     try:
         yield
+    except BaseException:
+        # Nothing to resume: the directory is left as it was. A process that waits for the removed file takes a new one.
+        if not (directory / MARKER).exists() and not (directory / PARTIAL).exists():
+            (directory / LOCK).unlink(missing_ok=True)
+        raise
     finally:
         lock.release()
 
@@ -113,8 +128,10 @@ def _fetch(request: _Request, directory: Path, force: bool) -> dict[str, Any]:
     before = _read_state(directory / MARKER) or _read_state(directory / PARTIAL)
     _check_directory(request, directory, before, force)
     # A repaired or resumed download keeps its commit; force uses the current commit of the branch.
-    is_resumed = before is not None and not force and request.has_same_revision(before)
-    state = _list_files(request, before["commit"] if before is not None and is_resumed else request.revision)
+    revision = request.revision
+    if before is not None and not force and request.has_same_revision(before):
+        revision = before["commit"]
+    state = _list_files(request, revision)
     _remove_outdated(directory, before, state["files"])
     write_json(directory / PARTIAL, state)
     (directory / MARKER).unlink(missing_ok=True)
@@ -175,16 +192,15 @@ def _list_files(request: _Request, revision: str) -> dict[str, Any]:
     commit = api.repo_info(request.repo, revision=revision, repo_type=request.kind, timeout=HUB_TIMEOUT_SEC).sha
     tree = api.list_repo_tree(request.repo, recursive=True, revision=commit, repo_type=request.kind)
     patterns = file_patterns(request.kind, request.code)
-    files = {
-        entry.path: _entry(entry)
-        for entry in tree
-        if isinstance(entry, RepoFile)
-        and _matches(entry.path, patterns["allow_patterns"])
-        and not _matches(entry.path, patterns["ignore_patterns"])
-    }
-    for name in files:
-        if not _is_below(name):
-            raise DataError(f"{request.what} has a file with a path outside the directory: {name!r:.80}.")
+    files = {}
+    for entry in tree:
+        if not isinstance(entry, RepoFile) or not _matches(entry.path, patterns["allow_patterns"]):
+            continue
+        if _matches(entry.path, patterns["ignore_patterns"]):
+            continue
+        if not _is_below(entry.path):
+            raise DataError(f"{request.what} has a file with a path outside the directory: {entry.path!r:.80}.")
+        files[entry.path] = _entry(entry)
     if not files:
         raise UsageError(f"{request.what} has no usable file.", known=patterns["allow_patterns"])
     if request.kind == "model" and not any(name.endswith(".safetensors") for name in files):
@@ -205,21 +221,25 @@ def _is_below(name: str) -> bool:
 
 
 def _matches(name: str, patterns: list[str]) -> bool:
-    """As the library matches allow_patterns and ignore_patterns: * also matches slashes."""
+    """Match as the library matches allow_patterns and ignore_patterns: * also matches slashes."""
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
 def _entry(file: Any) -> dict[str, Any]:
     """Size and content id of a file on the hub."""
-    lfs = file.lfs
-    return {"bytes": lfs.size, "id": lfs.sha256} if lfs is not None else {"bytes": file.size, "id": file.blob_id}
+    if file.lfs is not None:
+        return {"bytes": file.lfs.size, "id": file.lfs.sha256}
+    return {"bytes": file.size, "id": file.blob_id}
 
 
 def _remove_outdated(directory: Path, before: dict[str, Any] | None, files: dict[str, Any]) -> None:
     """Remove wrong files that the library would keep: those of an earlier commit (kept if the hub fails to answer for a
     file, or if the new commit has no such file), and damaged ones (it does not check sizes)."""
-    old = before["files"] if before else {}
-    outdated = {name for name in old if old[name] != files.get(name)} | set(_damaged(directory, files))
+    outdated = set(_damaged(directory, files))
+    if before is not None:
+        for name, file in before["files"].items():
+            if file != files.get(name):
+                outdated.add(name)
     root = directory.resolve()
     for name in sorted(outdated):  # checked before any is removed: the marker may be from an untrusted source
         if not _is_below(name) or not (directory / name).parent.resolve().is_relative_to(root):
@@ -241,19 +261,22 @@ def _remove_leftovers(directory: Path) -> None:
 
 
 def _damaged(directory: Path, files: dict[str, Any]) -> list[str]:
-    """Files that are missing or have another size."""
-
-    def size(path: Path) -> int | None:
+    """Files that are missing or have another size. Hashing a model would take minutes at each start."""
+    damaged = []
+    for name, file in files.items():
         try:
-            return path.stat().st_size
+            size = (directory / name).stat().st_size
         except (FileNotFoundError, NotADirectoryError):
-            return None
+            size = None
+        if size != file["bytes"]:
+            damaged.append(name)
+    return damaged
 
-    return [name for name, file in files.items() if size(directory / name) != file["bytes"]]
 
-
-def _complete(request: _Request, directory: Path) -> dict[str, Any] | None:
-    """The marker of a directory that contains all requested files."""
+def _complete(request: _Request, directory: Path, force: bool) -> dict[str, Any] | None:
+    """The marker of a directory that contains all requested files; None with `force`, which asks the hub again."""
+    if force:
+        return None
     state = _read_state(directory / MARKER)
     if state is None or not request.has_same_repo(state) or not request.has_same_revision(state):
         return None
@@ -268,12 +291,17 @@ def _read_state(path: Path) -> dict[str, Any] | None:
     keys = {"repo", "kind", "revision", "commit", "code", "files"}
     if not isinstance(state, dict) or not keys <= state.keys() or not isinstance(state["files"], dict):
         return None
-    return state if all(isinstance(file, dict) and "bytes" in file for file in state["files"].values()) else None
+    for file in state["files"].values():
+        if not isinstance(file, dict) or "bytes" not in file:
+            return None
+    return state
 
 
 def _result(state: dict[str, Any], directory: Path, downloaded: bool) -> dict[str, Any]:
     return {
-        **{key: state[key] for key in ("repo", "revision", "commit")},
+        "repo": state["repo"],
+        "revision": state["revision"],
+        "commit": state["commit"],
         "to": str(directory),
         "files": len(state["files"]),
         "bytes": sum(file["bytes"] for file in state["files"].values()),

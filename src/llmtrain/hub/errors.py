@@ -3,9 +3,9 @@
 import errno
 from typing import Any
 
+from llmtrain.core.text import one_line
 from llmtrain.errors import DataError, LlmtrainError, UsageError
 from llmtrain.hub.token import TOKEN_VARIABLES, redact_tokens, tokens
-from llmtrain.text import one_line
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EFBIG, errno.ENOTDIR}
 _DISK |= {errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
@@ -27,9 +27,12 @@ def explain_hub_error(
         error = _explain_one(cause, what, offline_remedy, failed)
         cause = cause.__cause__
     if error is None:
-        lines = [line for line in str(problem).splitlines() if line.strip()] or [""]
-        error = DataError(f"{what} {failed}: {type(problem).__name__}: {lines[0].strip():.300}")
-    return type(error)(redact_tokens(error.what), remedy=redact_tokens(error.remedy) if error.remedy else None)
+        first_line = str(problem).strip().partition("\n")[0]
+        error = DataError(f"{what} {failed}: {type(problem).__name__}: {first_line.strip():.300}")
+    remedy = error.remedy
+    if remedy:
+        remedy = redact_tokens(remedy)
+    return type(error)(redact_tokens(error.what), remedy=remedy)
 
 
 def _explain_one(problem: BaseException, what: str, offline_remedy: str, failed: str) -> LlmtrainError | None:
@@ -51,7 +54,9 @@ def _explain_one(problem: BaseException, what: str, offline_remedy: str, failed:
     if isinstance(problem, FileNotFoundError) and problem.filename:
         return DataError(f"{what} has no file {problem.filename}.", remedy="Save or download it again.")
     if isinstance(problem, OSError) and problem.errno in _DISK:
-        where = f" ({problem.filename})" if problem.filename else ""
+        where = ""
+        if problem.filename:
+            where = f" ({problem.filename})"
         return UsageError(
             f"{what} cannot be written to disk: {problem.strerror}{where}.",
             remedy="Free some space, or choose a writable directory. Downloaded files are kept.",
@@ -63,7 +68,10 @@ def _explain_answer(problem: Any, what: str, failed: str) -> LlmtrainError:
     """The error for an HTTP error response of the hub."""
     from huggingface_hub import errors
 
-    variable = next((name for name, _ in tokens()), None)
+    variable: str | None = None  # whose token was sent
+    sent = tokens()
+    if sent:
+        variable = sent[0][0]
     status = problem.response.status_code
     if isinstance(problem, errors.GatedRepoError):
         if variable:
@@ -87,7 +95,9 @@ def _explain_answer(problem: Any, what: str, failed: str) -> LlmtrainError:
     if isinstance(problem, errors.RevisionNotFoundError):
         return UsageError(f"{what}: the hub has no such revision.", remedy="Use one of its branches, tags or commits.")
     if status == 401:
-        which = f"the token in {variable}" if variable else "the login of the hub library"
+        which = "the login of the hub library"
+        if variable:
+            which = f"the token in {variable}"
         return UsageError(f"{what}: the hub does not accept {which}.", remedy="Create a new token, or unset this one.")
     if status == 429:
         return DataError(f"{what}: the rate limit of the hub is exceeded (429).", remedy="Retry later, with a token.")

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from llmtrain.errors import UsageError
+from llmtrain.core.progress import detail
+from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.hub.errors import explain_hub_error
 from llmtrain.hub.token import hub_token, is_offline, redact_tokens
-from llmtrain.progress import detail
 
 # The files that transformers needs to load a causal language model. No pickles: loading one runs code.
 MODEL_FILES = ("*.json", "*.safetensors", "tokenizer.model", "*.jinja", "merges.txt", "vocab.txt")
@@ -25,7 +25,7 @@ def find_model(
 ) -> Path:
     """The directory of a model: `path` if it is a directory, else a directory in the cache of the hub, downloaded if
     missing. `code`: include the Python files of the repository."""
-    directory = _existing_directory(path, field)
+    directory = existing_directory(path, field)
     if directory is not None:
         return directory
     check_id(path, f"{field} '{path}' is neither an existing directory nor a valid name on the hub.")
@@ -42,16 +42,41 @@ def find_model(
             **file_patterns("model", code),
         )
     except Exception as problem:  # the library raises many types, few of them its own
-        what = f"{field} '{path}'{f' at revision {revision!r}' if revision else ''} (not a local directory)"
-        remedy = (
-            f"On a machine with network access, run `llmtrain fetch-model {path} --to DIR`"
-            f"{' (with --revision)' if revision else ''}, then set {field} to DIR."
-        )
+        what = f"{field} '{path}'"
+        command = f"`llmtrain fetch-model {path} --to DIR`"
+        if revision:
+            what += f" at revision {revision!r}"
+            command += " (with --revision)"
+        what += " (not a local directory)"
+        remedy = f"On a machine with network access, run {command}, then set {field} to DIR."
         raise explain_hub_error(problem, what, remedy) from None
     return Path(snapshot)
 
 
-def _existing_directory(path: str, field: str) -> Path | None:
+def find_model_config(path: str, revision: str | None, local_files_only: bool, field: str = "model.path") -> Path:
+    """A directory with the config.json of a model, without its weights: only that file is downloaded if the model is
+    neither a directory nor in the cache of the hub."""
+    directory = existing_directory(path, field)
+    if directory is not None:
+        return directory
+    try:
+        return find_model(path, revision, local_files_only=True, field=field)
+    except LlmtrainError:
+        if local_files_only or is_offline():
+            raise
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(path, "config.json", revision=revision, token=hub_token())).parent
+    except Exception as problem:
+        remedy = (
+            f"On a machine with network access, run `llmtrain fetch-model {path} --to DIR`, then set {field} to DIR."
+        )
+        raise explain_hub_error(problem, f"{field} '{path}'", remedy) from None
+
+
+def existing_directory(path: str, field: str) -> Path | None:
+    """`path` if it is a directory, None if it may be a name on the hub; raises for a path that does not exist."""
     try:
         directory = Path(path).expanduser()
         if directory.is_dir():
@@ -73,8 +98,12 @@ def looks_like_path(reference: str) -> bool:
     return is_rooted or reference.endswith("/") or reference.count("/") > 1
 
 
+def is_id(name: str) -> bool:
+    return _ID.fullmatch(name) is not None and not name.endswith(".git")
+
+
 def check_id(name: str, what: str) -> None:
-    if not _ID.fullmatch(name) or name.endswith(".git"):
+    if not is_id(name):
         raise UsageError(
             redact_tokens(what),
             remedy="A name on the hub is `name` or `owner/name`: letters, digits, '-', '_' and '.', no '--' or '..'.",
@@ -85,7 +114,9 @@ def file_patterns(kind: str, code: bool) -> dict[str, Any]:
     """allow_patterns and ignore_patterns of the library; all files of a dataset."""
     if kind == "dataset":
         return {"allow_patterns": ["*"], "ignore_patterns": list(MARKERS)}
-    allowed = [*MODEL_FILES, *(CODE_FILES if code else ())]
+    allowed = list(MODEL_FILES)
+    if code:
+        allowed += CODE_FILES
     return {"allow_patterns": allowed, "ignore_patterns": [*OTHER_FORMATS, *MARKERS]}
 
 

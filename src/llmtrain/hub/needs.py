@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from llmtrain.config.data import HubDatasetSection
-from llmtrain.config.model import HfCausalLmSection
-from llmtrain.config.schema import Config
+from llmtrain.config.data import DataSection, HubDatasetSection
+from llmtrain.config.model import HfCausalLmSection, ModelSection
 from llmtrain.hub.find import looks_like_path
 
 
@@ -12,7 +11,7 @@ from llmtrain.hub.find import looks_like_path
 class HubNeeds:
     model: bool = False
     tokenizer: bool = False
-    """Of `hf_causal_lm`, if it is not that of the model."""
+    """The tokenizer of `hf_causal_lm`, if it is not that of the model."""
     dataset: bool = False
     gpt2: bool = False
     """The tokenizer gpt2, whose files tiktoken downloads."""
@@ -22,15 +21,14 @@ class HubNeeds:
         return self.model or self.tokenizer or self.dataset or self.gpt2
 
 
-def hub_needs(config: Config) -> HubNeeds:
-    model, data = config.model, config.data
-    fetched = model if isinstance(model, HfCausalLmSection) and not model.local_files_only else None
-    return HubNeeds(
-        model=fetched is not None and _is_name(fetched.path),
-        tokenizer=fetched is not None and _is_name(fetched.tokenizer_path),
-        dataset=isinstance(data, HubDatasetSection) and not _reads_files(data) and _is_name(data.dataset_name),
-        gpt2=data.tokenizer == "gpt2",
-    )
+def hub_needs(model: ModelSection, data: DataSection) -> HubNeeds:
+    needs_model = False
+    needs_tokenizer = False
+    if isinstance(model, HfCausalLmSection) and not model.local_files_only:
+        needs_model = _is_name(model.path)
+        needs_tokenizer = _is_name(model.tokenizer_path)
+    needs_dataset = isinstance(data, HubDatasetSection) and not _reads_files(data) and _is_name(data.dataset_name)
+    return HubNeeds(needs_model, needs_tokenizer, needs_dataset, gpt2=data.tokenizer == "gpt2")
 
 
 def _reads_files(data: HubDatasetSection) -> bool:

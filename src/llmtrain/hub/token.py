@@ -4,8 +4,8 @@ import os
 import re
 from collections.abc import Mapping
 
+from llmtrain.core.redact import redact
 from llmtrain.errors import UsageError
-from llmtrain.redact import redact
 
 # In order of precedence. The hub library reads the first two; Helm charts and users also set the third.
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
@@ -31,8 +31,12 @@ def first_token(variables: Mapping[str, str | None]) -> str | None:
 
 def tokens(variables: Mapping[str, str | None] = os.environ) -> list[tuple[str, str]]:
     """(variable, stripped value) of each variable that is set."""
-    values = [(name, (variables.get(name) or "").strip()) for name in TOKEN_VARIABLES]
-    return [(name, value) for name, value in values if value]
+    found = []
+    for name in TOKEN_VARIABLES:
+        token = (variables.get(name) or "").strip()
+        if token:
+            found.append((name, token))
+    return found
 
 
 def is_offline(environment: Mapping[str, str] = os.environ) -> bool:
@@ -44,6 +48,6 @@ def is_offline(environment: Mapping[str, str] = os.environ) -> bool:
 def redact_tokens(text: str) -> str:
     """The text without secrets, including tokens whose variable has surrounding whitespace, which redact misses."""
     for _, token in tokens():
-        if len(token) >= 8:
+        if len(token) >= 8:  # a shorter one is a mistake, and may be part of a word
             text = text.replace(token, "***")
     return redact(text)

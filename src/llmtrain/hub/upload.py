@@ -56,4 +56,6 @@ def _explain(problem: BaseException, what: str) -> LlmtrainError:
         )
     remedy = "Run the command again when the hub can be reached."
     error = explain_hub_error(problem, what, remedy, failed="cannot be uploaded")
-    return error if getattr(response, "status_code", None) == 401 else HubError(error.what, remedy=error.remedy)
+    if getattr(response, "status_code", None) == 401:
+        return error
+    return HubError(error.what, remedy=error.remedy)

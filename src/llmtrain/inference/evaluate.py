@@ -1,5 +1,6 @@
 """Loss of a trained model on files, and of the base model it was fine-tuned from."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -12,25 +13,32 @@ from llmtrain import registry
 from llmtrain.config.data import ChatJsonlSection, DataSection, ExampleBatchesSection, InstructJsonlSection
 from llmtrain.config.model import HfCausalLmSection
 from llmtrain.config.schema import EXAMPLE_DATA
-from llmtrain.data.examples.json_lines import read_json_lines
-from llmtrain.data.make_batches import make_eval_batches
+from llmtrain.core.logs import warn
+from llmtrain.core.text import plural
+from llmtrain.data.batches import EvalBatches
+from llmtrain.data.make_batches import least_width, make_eval_batches
+from llmtrain.data.records.open_file import RECORD_SUFFIXES, open_records
+from llmtrain.data.records.usable import UsableRecords
 from llmtrain.data.store.example_store import ExampleStore
 from llmtrain.data.store.token_store import TokenStore, smallest_dtype
-from llmtrain.data.text.reader import expand_files, read_chunks
-from llmtrain.data.text.window_batches import check_length
+from llmtrain.data.text.documents import DocumentReader
+from llmtrain.data.text.reader import expand_files
+from llmtrain.data.tokenizers.byte import ByteTokenizer
 from llmtrain.distributed.parallel import ParallelModel
 from llmtrain.distributed.world import World
 from llmtrain.errors import DataError, Interrupted, LlmtrainError, UsageError
 from llmtrain.inference.load import LoadedModel
-from llmtrain.logs import warn
 from llmtrain.models.base import build_checked
 from llmtrain.models.hf.lora import has_adapter
-from llmtrain.training.build import base_sha256, build_adapter
+from llmtrain.training.components import base_sha256, build_adapter
 from llmtrain.training.evaluate import EvalResult, evaluate
-from llmtrain.training.model import ModelHandle
+from llmtrain.training.memory_errors import check_batch_memory
+from llmtrain.training.model_handle import ModelHandle
 from llmtrain.training.random_state import preserved
+from llmtrain.training.torch_settings import default_settings
 
 
+@default_settings()
 def evaluate_files(
     loaded: LoadedModel,
     patterns: list[str],
@@ -48,13 +56,46 @@ def evaluate_files(
             f"--block-size must be at most {context_length}, the context length of the model, got {block_size}."
         )
     progress("Tokenizing", 0, None)
-    store, data = read_store(loaded, expand_files(patterns, "--file"), block_size)
-    if (
-        isinstance(data, ExampleBatchesSection)
-        and data.packing
-        and not loaded.adapter.separates_packed_examples(loaded.module)
-    ):
-        data = data.model_copy(update={"packing": False})
+    store, data = read_store(loaded, expand_files(patterns, "--file"))
+    if isinstance(store, TokenStore):
+        block_size = min(block_size, len(store) - 1)  # a short text is one window
+    batches = _checked_batches(loaded, store, data, block_size, batch_size)
+
+    def measure(module: nn.Module, name: str) -> EvalResult:
+        done = count()
+
+        def stop_between_batches() -> bool:
+            progress(f"Evaluating {name}", next(done), len(batches))
+            return stop()
+
+        module = loaded.in_compute_dtype(module)
+        model = ModelHandle(loaded.adapter, module, ParallelModel(module), loaded.adapter.loss, loaded.autocast)
+        result = evaluate(model, batches, World(device=loaded.device), stop=stop_between_batches)
+        if result is None:
+            raise Interrupted("Interrupted before the evaluation was complete.", remedy="Run the same command again.")
+        if not math.isfinite(result.loss):
+            raise DataError(
+                f"The loss of {name} is {result.loss}: its weights are damaged, or its training diverged.",
+                remedy="Use an earlier checkpoint.",
+                reason="not_finite",
+            )
+        return result
+
+    results = {"tuned": measure(loaded.module, loaded.label)}
+    with base_model(loaded) as base:
+        if base is not None:
+            results["base"] = measure(base, "the base model")
+    return results
+
+
+def _checked_batches(
+    loaded: LoadedModel, store: ExampleStore | TokenStore, data: DataSection, block_size: int, batch_size: int
+) -> EvalBatches:
+    """The batches of a store; raises UsageError if one does not fit in memory."""
+    if isinstance(data, ExampleBatchesSection) and data.packing:
+        is_packed = loaded.adapter.separates_packed_examples(loaded.module)
+        data = data.model_copy(update={"packing": is_packed})
+    check_batch_memory(batch_size, least_width(block_size), processes=1, option="--batch-size")
     batches = make_eval_batches(
         store,
         data,
@@ -64,26 +105,8 @@ def evaluate_files(
         limit=None,
         can_pack=loaded.adapter.can_pack,
     )
-
-    def measure(module: nn.Module, what: str) -> EvalResult:
-        adapter, done = loaded.adapter, count()
-
-        def stop_between_batches() -> bool:
-            progress(what, next(done), len(batches))
-            return stop()
-
-        module = loaded.in_compute_dtype(module)
-        model = ModelHandle(adapter, module, ParallelModel(module), adapter.loss, loaded.autocast)
-        result = evaluate(model, batches, World(device=loaded.device), stop=stop_between_batches)
-        if result is None:
-            raise Interrupted("Interrupted before the evaluation was complete.", remedy="Run the same command again.")
-        return result
-
-    results = {"tuned": measure(loaded.module, f"Evaluating {loaded.label}")}
-    with base_model(loaded) as base:
-        if base is not None:
-            results["base"] = measure(base, "Evaluating the base model")
-    return results
+    check_batch_memory(*batches.largest_shape(), processes=1, option="--batch-size")
+    return batches
 
 
 @contextmanager
@@ -107,8 +130,8 @@ def _read_base(loaded: LoadedModel) -> nn.Module | None:
         config = loaded.config
         if isinstance(config.model, HfCausalLmSection):
             config = config.with_values("model", path=loaded.base_path, revision=loaded.base_revision)
-        adapter = build_adapter(config, loaded.tokenizer.vocab_size)
-        if base_sha256(config, adapter) != loaded.base_sha256:
+        adapter = build_adapter(config.model, loaded.tokenizer.vocab_size)
+        if base_sha256(adapter, config.data.cache_dir) != loaded.base_sha256:
             raise DataError(f"{loaded.base_path} has changed since this run was trained.")
         with preserved():
             module = build_checked(adapter).to(loaded.device)
@@ -119,19 +142,18 @@ def _read_base(loaded: LoadedModel) -> nn.Module | None:
         return None
 
 
-def read_store(
-    loaded: LoadedModel, files: Sequence[Path], block_size: int
-) -> tuple[ExampleStore | TokenStore, DataSection]:
-    """Tokens of the files: examples from JSON files, text from others. A run trained on text reads all as text."""
+def read_store(loaded: LoadedModel, files: Sequence[Path]) -> tuple[ExampleStore | TokenStore, DataSection]:
+    """Tokens of the files: examples from files of records, text from others. A run trained on text reads them as its
+    own files: with data.text_column their documents, else all as plain text."""
     data: DataSection = loaded.config.data
-    has_examples = {data.name in EXAMPLE_DATA and path.suffix in (".jsonl", ".json") for path in files}
+    has_examples = {data.name in EXAMPLE_DATA and path.suffix.lower() in RECORD_SUFFIXES for path in files}
     if len(has_examples) > 1:
         raise UsageError(
-            "--file: examples (.jsonl, .json) and text cannot be evaluated together.",
+            f"--file: examples ({', '.join(RECORD_SUFFIXES)}) and text cannot be evaluated together.",
             remedy="Evaluate them in two commands.",
         )
     if has_examples == {False}:
-        return _text_store(loaded, files, block_size), data
+        return _text_store(loaded, files), data
     kind = data.name if loaded.is_run else _example_kind(files[0])
     section = InstructJsonlSection if kind == "instruct_jsonl" else ChatJsonlSection
     shared = {name: value for name, value in data if name in section.model_fields and name != "name"}
@@ -142,19 +164,27 @@ def read_store(
 
 
 def _example_kind(path: Path) -> str:
-    """The data.name for a file, by its first line."""
-    example = next(read_json_lines(path, str(path))).value  # errors in it are reported when the examples are read
-    return "chat_jsonl" if isinstance(example, dict) and "messages" in example else "instruct_jsonl"
+    """The data.name for a file, by its first example."""
+    example = next(open_records(path).read(), None)  # errors in it are reported when the examples are read
+    is_chat = example is not None and isinstance(example.value, dict) and "messages" in example.value
+    return "chat_jsonl" if is_chat else "instruct_jsonl"
 
 
-def _text_store(loaded: LoadedModel, files: Sequence[Path], block_size: int) -> TokenStore:
+def _text_store(loaded: LoadedModel, files: Sequence[Path]) -> TokenStore:
     dtype = smallest_dtype(loaded.tokenizer.vocab_size)
+    data = loaded.config.data
+    records = UsableRecords(getattr(data, "on_bad_record", "error"), "data.on_bad_record", "record")
+    reader = DocumentReader(getattr(data, "text_column", None), records, isinstance(loaded.tokenizer, ByteTokenizer))
     parts = []
     for path in files:
-        for chunk in read_chunks(path):
+        for chunk in reader.read(path):
             parts.append(loaded.tokenizer.encode(chunk.text).astype(dtype))
             if chunk.ends_document and loaded.tokenizer.end_of_text is not None:
                 parts.append(np.array([loaded.tokenizer.end_of_text], dtype))
     store = TokenStore(files[0], np.concatenate(parts))
-    check_length(store, block_size, "given", may_shrink=False)
+    if len(store) < 2:
+        raise DataError(
+            f"The given text has {plural(len(store), 'token')}: there is no next token to predict.",
+            remedy="Add more text.",
+        )
     return store

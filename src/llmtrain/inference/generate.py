@@ -3,14 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
-from llmtrain.arguments import as_integer, as_number
 from llmtrain.config.schema import EXAMPLE_DATA
+from llmtrain.core.arguments import Sampling, as_integer, as_number
 from llmtrain.data.examples.prompts import has_chat_template, prompt_prefix, prompt_text
 from llmtrain.errors import UsageError
 from llmtrain.inference.load import LoadedModel
-from llmtrain.training.sample import Sampling, sample_text, until
+from llmtrain.training.text_generation import sample_text, until
+from llmtrain.training.torch_settings import default_settings
 
-MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100  # beyond them logits overflow or are all equal
+# Beyond them logits overflow or are all equal.
+MIN_TEMPERATURE = 0.01
+MAX_TEMPERATURE = 100
 Messages = list[dict[str, Any]]
 
 
@@ -30,6 +33,7 @@ def prompt_for(loaded: LoadedModel, prompt: str, raw: bool) -> str | Messages:
     return [{"role": "user", "content": prompt}] if is_question else prompt
 
 
+@default_settings()
 def generate_text(
     loaded: LoadedModel,
     prompt: str | Messages,
@@ -40,11 +44,13 @@ def generate_text(
     """The continuation of a text, or the answer to a conversation. `on_text` is called with the text so far whenever
     there is more of it."""
     sampling = check_sampling(sampling)
-    data, tokenizer_dir = loaded.config.data, loaded.tokenizer_dir
-    if isinstance(prompt, str):
-        text, prefix = prompt, [] if loaded.is_run else loaded.tokenizer.prefix_ids()
+    data = loaded.config.data
+    if not isinstance(prompt, str):
+        text = prompt_text(data, loaded.tokenizer_dir, prompt)
+        prefix = prompt_prefix(data, loaded.tokenizer_dir, loaded.tokenizer)
     else:
-        text, prefix = prompt_text(data, tokenizer_dir, prompt), prompt_prefix(data, tokenizer_dir, loaded.tokenizer)
+        text = prompt
+        prefix = [] if loaded.is_run else loaded.tokenizer.prefix_ids()
     with loaded.autocast():
         return sample_text(
             loaded.adapter,

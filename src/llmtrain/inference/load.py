@@ -12,41 +12,35 @@ from torch import nn
 from llmtrain.checkpoint.checkpoint import Checkpoint
 from llmtrain.checkpoint.state import model_tensors
 from llmtrain.checkpoint.store import CheckpointStore, find_checkpoint
+from llmtrain.compat.numerics import Numerics
+from llmtrain.compat.run_files import is_tokenizer_hash
 from llmtrain.config.check_plugins import choices
 from llmtrain.config.document import Document
 from llmtrain.config.load import build_config
-from llmtrain.config.model import AnyGptSection, CustomModelSection, HfCausalLmSection
+from llmtrain.config.model import AnyGptSection, HfCausalLmSection, PluginModelSection
 from llmtrain.config.schema import Config
+from llmtrain.core.arguments import Source
+from llmtrain.core.files import read_json
+from llmtrain.core.logs import warn
 from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.data.tokenizers.load import load_saved_tokenizer, load_tokenizer
 from llmtrain.distributed.world import pick_device
 from llmtrain.errors import CheckpointError, DataError, UsageError
-from llmtrain.files import read_json
-from llmtrain.logs import warn
+from llmtrain.hub.find import find_model
+from llmtrain.hub.model_names import HubModel, hub_model_of, parse_hub_model
 from llmtrain.models.base import ModelAdapter, build_checked
 from llmtrain.models.compute_dtype import copy_in
-from llmtrain.models.device_precision import with_device_precision
+from llmtrain.models.device_precision import Autocast, autocast_for, cast_dtype, with_device_precision
+from llmtrain.models.hf.lora import ADAPTER_CONFIG, BASE_RECORD, is_adapter, load_adapter, named_base_model
 from llmtrain.plugins import describe_plugin
 from llmtrain.runs.directory import RunDirectory, find_run
-from llmtrain.runs.heartbeats import read_heartbeats
 from llmtrain.runs.run_plugins import check_run_plugins
-from llmtrain.runs.summary import config_values, summarize
-from llmtrain.training.build import GPU_ATTENTION, base_sha256, build_adapter
-from llmtrain.training.model import Autocast
-from llmtrain.training.precision import autocast_for, cast_dtype
+from llmtrain.runs.state import RunState
+from llmtrain.runs.view import RunView
+from llmtrain.training.components import GPU_ATTENTION, base_sha256, build_adapter
 from llmtrain.training.random_state import preserved
-from llmtrain.training.resume import numerics_of, warn_of_changed_code
-
-
-@dataclass(frozen=True)
-class Source:
-    """What to load: a run, an adapter, or a model. With a run or an adapter, `model` is the path of its base model."""
-
-    run: str | None = None
-    adapter: str | None = None
-    model: str | None = None
-    checkpoint: str = "best"
-    root: str = "runs"
+from llmtrain.training.resume import warn_of_changed_code
+from llmtrain.training.torch_settings import default_settings
 
 
 @dataclass(frozen=True)
@@ -63,16 +57,18 @@ class LoadedModel:
     device: torch.device
     progress: dict[str, Any]
     val_loss: float | None = None
-    """Of these weights, if the run evaluated them."""
+    """Validation loss of these weights, if the run evaluated them."""
     base_sha256: str | None = None
     base_path: str | None = None
     base_revision: str | None = None
+    base_model: HubModel | None = None
+    """On the hub; None if it is not known."""
     is_run: bool = False
     """Whether it was trained by llmtrain, so that `config` is the config of its run."""
 
     @property
     def autocast(self) -> Autocast:
-        return autocast_for(self.config, self.adapter, self.device)
+        return autocast_for(self.config.trainer, self.adapter, self.device)
 
     @cached_property
     def computing(self) -> nn.Module:
@@ -80,20 +76,22 @@ class LoadedModel:
         return self.in_compute_dtype(self.module)
 
     def in_compute_dtype(self, module: nn.Module) -> nn.Module:
-        dtype = cast_dtype(self.config, self.adapter, self.device)
+        dtype = cast_dtype(self.config.trainer, self.adapter, self.device)
         return copy_in(module, dtype) if dtype else module
 
 
+@default_settings()
 def load_model(source: Source, device: str) -> LoadedModel:
     if device not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"--device must be auto, cpu or cuda, got '{device}'.")
+        remedy = "Did you mean 'cuda'?" if device == "gpu" else None
+        raise UsageError(f"--device must be auto, cpu or cuda, got '{device}'.", remedy=remedy)
     if source.run and source.adapter:
-        raise UsageError("--run and --adapter cannot be combined.", remedy="Pass one of them.")
+        raise UsageError("A run and --adapter cannot be combined.", remedy="Pass one of them.")
     if source.run:
         return _load_run(source, pick_device(device))
     if source.adapter or source.model:
         return _load_directory(source, pick_device(device))
-    raise UsageError("No model was given.", remedy="Pass --run, --adapter or --model.")
+    raise UsageError("No model was given.", remedy="Pass a run, --adapter or --model.")
 
 
 def _load_run(source: Source, device: torch.device) -> LoadedModel:
@@ -107,18 +105,21 @@ def _load_run(source: Source, device: torch.device) -> LoadedModel:
     model_only = [choice for choice in choices(config) if choice.field == "model.name"]
     check_run_plugins(config, document, run, model_only)
     tokenizer = load_saved_tokenizer(run.tokenizer)
-    if state.get("tokenizer_sha256") not in (None, tokenizer.sha256()):  # None: saved by an earlier version
+    if not is_tokenizer_hash(state.get("tokenizer_sha256"), tokenizer.sha256()):
         raise CheckpointError(
             f"{checkpoint.path} was trained with another tokenizer than the one in {run.tokenizer}.",
             remedy="Use a newer checkpoint of the run, or restore the tokenizer of this one.",
         )
-    base_path = source.model or (config.model.path if isinstance(config.model, HfCausalLmSection) else None)
-    base_revision = None if source.model else getattr(config.model, "revision", None)
+    base_path = source.model or None
+    base_revision = None
+    if base_path is None and isinstance(config.model, HfCausalLmSection):
+        base_path = config.model.path
+        base_revision = config.model.revision
     config = _inference_config(config, run, base_path, device)
-    adapter = build_adapter(config, tokenizer.vocab_size, numerics_of(state, run))
-    if isinstance(config.model, CustomModelSection):
+    adapter = build_adapter(config.model, tokenizer.vocab_size, Numerics.recorded(state, run.run_id))
+    if isinstance(config.model, PluginModelSection):
         warn_of_changed_code(state, {"model.name": describe_plugin(config.model.name, type(adapter))})
-    module = _load_weights(adapter, config, checkpoint, state.get("base_sha256")).to(device).eval()
+    module = _load_weights(adapter, checkpoint, config.data.cache_dir, state.get("base_sha256")).to(device).eval()
     adapter.probe(module)
     return LoadedModel(
         label=run.run_id,
@@ -134,15 +135,30 @@ def _load_run(source: Source, device: torch.device) -> LoadedModel:
         base_sha256=state.get("base_sha256"),
         base_path=base_path,
         base_revision=base_revision,
+        base_model=_base_model(state.get("base_model"), base_path, base_revision),
         is_run=True,
     )
+
+
+def _base_model(recorded: str | None, path: str | None, revision: str | None) -> HubModel | None:
+    """The base model that a checkpoint records, else the one that its directory on this machine records."""
+    if recorded:
+        return parse_hub_model(recorded, "base_model")
+    if path is None:
+        return None
+    try:
+        return hub_model_of(find_model(path, revision, local_files_only=True))
+    except UsageError:  # it is not on this machine
+        return None
 
 
 def _inference_config(config: Config, run: RunDirectory, base_path: str | None, device: torch.device) -> Config:
     """The config without settings for training. The weights come from the checkpoint, so the model that the run was
     initialized from may be gone, unless the weights are adapters for it."""
     if not isinstance(config.model, HfCausalLmSection):
-        return with_device_precision(config.with_values("model", **_random_init(config)), device)
+        if isinstance(config.model, AnyGptSection):
+            config = config.with_values("model", init="random")
+        return with_device_precision(config, device)
     model = config.model.model_copy(update={"path": base_path})
     if model.lora is None and run.model_config.is_dir():
         model = model.model_copy(update={"path": str(run.model_config), "revision": None})
@@ -155,15 +171,11 @@ def _inference_config(config: Config, run: RunDirectory, base_path: str | None, 
     return with_device_precision(config.model_copy(update={"model": model}), device)
 
 
-def _random_init(config: Config) -> dict[str, str]:
-    return {"init": "random"} if isinstance(config.model, AnyGptSection) else {}
-
-
-def _load_weights(adapter: ModelAdapter, config: Config, checkpoint: Checkpoint, recorded: str | None) -> nn.Module:
+def _load_weights(adapter: ModelAdapter, checkpoint: Checkpoint, cache_dir: str, base_sha256: str | None) -> nn.Module:
     """The module with the weights of a checkpoint, which in a LoRA run has only the adapters."""
-    is_lora = isinstance(config.model, HfCausalLmSection) and config.model.lora is not None
+    is_lora = isinstance(adapter.config, HfCausalLmSection) and adapter.config.lora is not None
     if is_lora:
-        _check_base(adapter, config, recorded)
+        _check_base(adapter, cache_dir, base_sha256)
     with preserved():
         module = build_checked(adapter, is_empty=not is_lora)
     stored = checkpoint.tensors("model")
@@ -174,22 +186,21 @@ def _load_weights(adapter: ModelAdapter, config: Config, checkpoint: Checkpoint,
             f"{checkpoint.path} contains another model: {' '.join(str(problem).split())[:300]}"
         ) from None
     expected = model_tensors(module).keys()
-    wrong = [*(name for name in missing if name in expected), *unexpected]
+    wrong = [name for name in missing if name in expected] + unexpected
     if wrong:
         raise CheckpointError(f"{checkpoint.path} contains another model: {', '.join(wrong[:3])} differ.")
     return module
 
 
-def _check_base(adapter: ModelAdapter, config: Config, recorded: str | None) -> None:
+def _check_base(adapter: ModelAdapter, cache_dir: str, recorded: str | None) -> None:
     """Refuse another base model, even one of the same shapes: adapters are useless on it."""
     if recorded is None:
         return
-    actual = base_sha256(config, adapter)
+    actual = base_sha256(adapter, cache_dir)
     if actual != recorded:
         raise DataError(
-            f"{getattr(config.model, 'path', None)} is not the base model of this adapter: its SHA-256 is "
-            f"{str(actual)[:16]}..., "
-            f"expected {recorded[:16]}...",
+            f"{getattr(adapter.config, 'path', None)} is not the base model of this adapter: its SHA-256 is "
+            f"{str(actual)[:16]}..., expected {recorded[:16]}...",
             remedy="Pass the base model it was trained on with --model.",
         )
 
@@ -197,17 +208,20 @@ def _check_base(adapter: ModelAdapter, config: Config, recorded: str | None) -> 
 def _load_directory(source: Source, device: torch.device) -> LoadedModel:
     from llmtrain.models.hf.causal_lm import CausalLM, HFCausalLMAdapter
     from llmtrain.models.hf.files import read_weights
-    from llmtrain.models.hf.lora import ADAPTER_CONFIG, BASE_RECORD, is_adapter, load_adapter
 
     base = source.model
+    revision = None
+    folder = None
     if source.adapter:
         folder = Path(source.adapter).expanduser()
         if not is_adapter(folder):
             raise UsageError(f"{folder} is not an adapter: it has no {ADAPTER_CONFIG}.")
-        base = base or (read_json(folder / ADAPTER_CONFIG) or {}).get("base_model_name_or_path")
+        if not base:
+            base, revision = _base_of_adapter(folder)
     if not base:
         raise DataError(f"{source.adapter} does not name its base model.", remedy="Pass the base model with --model.")
-    document = {"model": {"name": "hf_causal_lm", "path": base}, "data": {"name": "instruct_jsonl", "train_file": "-"}}
+    section = {"name": "hf_causal_lm", "path": base, "revision": revision}
+    document = {"model": section, "data": {"name": "instruct_jsonl", "train_file": "-"}}
     config = build_config(Document("--model", document))
     assert isinstance(config.model, HfCausalLmSection)
     tokenizer_dir = HFCausalLMAdapter.default_tokenizer(config.model)
@@ -215,14 +229,18 @@ def _load_directory(source: Source, device: torch.device) -> LoadedModel:
     adapter = HFCausalLMAdapter(config.model.model_copy(update={"block_size": 1}), tokenizer.vocab_size)
     adapter.config = config.model.model_copy(update={"block_size": adapter.context_length()})
     config = config.model_copy(update={"model": adapter.config})
-    if source.adapter:
-        folder = Path(source.adapter).expanduser()
-        _check_base(adapter, config, (read_json(folder / BASE_RECORD) or {}).get("base_sha256"))
+    if folder:
+        record = read_json(folder / BASE_RECORD) or {}
+        _check_base(adapter, config.data.cache_dir, record.get("base_sha256"))
     with preserved():
         model = read_weights(adapter.directory, adapter.hf_config, adapter.config, adapter.attention)
-        model = load_adapter(model, folder) if source.adapter else model
+        if folder:
+            model = load_adapter(model, folder)
     module = CausalLM(model, adapter.numerics).to(device).eval()
     adapter.probe(module)
+    base_model = None
+    if folder:
+        base_model = named_base_model(folder) or adapter.base_model()
     return LoadedModel(
         label=str(source.adapter or base),
         step=None,
@@ -233,7 +251,18 @@ def _load_directory(source: Source, device: torch.device) -> LoadedModel:
         tokenizer_dir=Path(tokenizer_dir),
         device=device,
         progress={},
+        base_model=base_model,
     )
+
+
+def _base_of_adapter(folder: Path) -> tuple[str | None, str | None]:
+    """(directory or name on the hub, revision) of the base model of an adapter."""
+    local = (read_json(folder / BASE_RECORD) or {}).get("base_path")
+    values = read_json(folder / ADAPTER_CONFIG) or {}
+    name = values.get("base_model_name_or_path")
+    if isinstance(local, str) and (Path(local).is_dir() or not name):
+        return local, None
+    return name, values.get("revision")
 
 
 def choose_checkpoint(run: RunDirectory, name: str) -> Checkpoint:
@@ -258,16 +287,15 @@ def choose_checkpoint(run: RunDirectory, name: str) -> Checkpoint:
 
 def _no_checkpoint(run: RunDirectory) -> CheckpointError:
     """Says when there will be one; `step` and `next_checkpoint` are in the error's JSON."""
-    trainer = config_values(run).get("trainer")
+    view = RunView(run)
+    trainer = view.config.get("trainer")
     every = trainer.get("save_every_steps") if isinstance(trainer, dict) else None
-    summary = summarize(run)
-    beats = (beat.get("step") for beat in read_heartbeats(run.heartbeats).values())
-    step = max([summary["step"], *(step for step in beats if isinstance(step, int))])
+    step = max([view.step, *(rank.step for rank in view.ranks())])
     following = None
     if isinstance(every, int) and every > 0:
-        following = min(step // every * every + every, summary["max_steps"] or sys.maxsize)
-    if summary["status"] != "running":
-        remedy = f"It is {summary['status']}. Resume it with: llmtrain train --resume {run.run_id}"
+        following = min(step // every * every + every, view.max_steps or sys.maxsize)
+    if view.state != RunState.RUNNING:
+        remedy = f"It is {view.state}. Resume it with: llmtrain train --resume {run.run_id}"
     elif following is None:
         remedy = "The next one is saved at the end of the epoch or of the run."
     else:

@@ -4,19 +4,12 @@ import json
 import re
 from dataclasses import dataclass
 
+from llmtrain import registry
 from llmtrain.config.launch import LaunchSection
+from llmtrain.core.redact import redacted_line
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
-from llmtrain.redact import redacted_line
 
-# What installs the kinds that are not part of Kubernetes.
-OPERATORS = {
-    "PyTorchJob": "the Kubeflow Training Operator (v1), https://www.kubeflow.org/docs/components/trainer/legacy-v1",
-    "TrainJob": "the Kubeflow Trainer (v2), https://www.kubeflow.org/docs/components/trainer",
-    "TrainingRuntime": "the Kubeflow Trainer (v2), https://www.kubeflow.org/docs/components/trainer",
-    "JobSet": "JobSet, https://jobset.sigs.k8s.io/docs/installation",
-}
 SUBRESOURCES = {"exec": "exec in", "log": "the log of", "status": "the status of"}
-QUOTA_REMEDY = "Reduce launch.resources or launch.nodes, delete what is not needed, or ask for more quota."
 
 
 @dataclass(frozen=True)
@@ -32,16 +25,19 @@ class Request:
 
     @property
     def target(self) -> str:
-        where = f" in namespace {self.namespace}" if self.namespace else ""
-        whole = f"{self.kind} {self.name}{where}" if self.name else f"{self.kind} objects{where}"
-        return f"{SUBRESOURCES.get(self.subresource, self.subresource)} {whole}" if self.subresource else whole
+        text = f"{self.kind} {self.name or 'objects'}"
+        if self.namespace:
+            text += f" in namespace {self.namespace}"
+        if self.subresource:
+            text = f"{SUBRESOURCES.get(self.subresource, self.subresource)} {text}"
+        return text
 
 
 class KindNotFound(UsageError):
     """The API server does not have this kind: its operator is not installed."""
 
     def __init__(self, request: Request) -> None:
-        operator = OPERATORS.get(request.kind)
+        operator = _installer_of(request.kind)
         if operator:
             what = f"The {request.kind} CRD ({request.api_version}) is not installed."
             remedy = f"Install {operator}, or use --kind indexed_job, which needs no operator."
@@ -51,16 +47,26 @@ class KindNotFound(UsageError):
         super().__init__(what, remedy=remedy)
 
 
+def _installer_of(kind: str) -> str | None:
+    """What installs a kind that is not part of Kubernetes."""
+    for launch_kind in registry.all_kinds():
+        if kind in launch_kind.operator_kinds:
+            return str(launch_kind.installer)
+    return None
+
+
 class Forbidden(UsageError):
     """Refused by RBAC. `right`: a verb and a resource, as in `kubectl auth can-i`."""
 
     def __init__(self, right: str, namespace: str | None, options: str = "") -> None:
-        where, option = "in all namespaces", "--all-namespaces"
+        where = "in all namespaces"
+        option = "--all-namespaces"
         if namespace:
-            where, option = f"in namespace '{namespace}'", f"-n {namespace}"
+            where = f"in namespace '{namespace}'"
+            option = f"-n {namespace}"
         super().__init__(
             f"Not allowed to {right} {where} (RBAC).",
-            remedy="Ask an administrator for the Role in docs/kubernetes.md#rbac, or use another --namespace. Check: "
+            remedy="Ask an administrator for the Role in docs/rbac.md, or use another --namespace. Check: "
             f"kubectl auth can-i {right} {option}{options}",
         )
 
@@ -111,8 +117,9 @@ def _not_found(request: Request, message: str, options: str) -> LlmtrainError | 
             remedy=f"Create it (kubectl create namespace {missing[1]}{options}), or use another --namespace.",
         )
     # A missing object is reported as JSON; for an unknown kind the URL itself does not exist.
-    is_unknown_kind = "page not found" in message or "could not find the requested resource" in message
-    return KindNotFound(request) if is_unknown_kind else None
+    if "page not found" in message or "could not find the requested resource" in message:
+        return KindNotFound(request)
+    return None
 
 
 def _server_error(request: Request, status: int, message: str) -> ClusterError:
@@ -144,8 +151,10 @@ def _forbidden(request: Request, message: str, options: str) -> UsageError:
             f"Namespace {request.namespace} is being deleted.", remedy="Wait, or use another --namespace."
         )
     if "cannot " in message and "User" in message:
+        right = f"{request.verb} {request.kind}"
         found = re.search(r'cannot (\w+) resource "([^"]+)"', message)
-        right = f"{found[1]} {found[2]}" if found else f"{request.verb} {request.kind}"
+        if found is not None:  # it may be a right that the request needs besides
+            right = f"{found[1]} {found[2]}"
         return Forbidden(right, request.namespace, options)
     return UsageError(
         f"The API server forbids {request.target}: {message}",
@@ -159,28 +168,56 @@ def admission_error(
     """The error for objects or pods that a quota or Pod Security refuses; None if `message` is about something else.
     `launch`: the launch section that the pods come from, for a more precise remedy."""
     if "exceeded quota" in message:
-        return UsageError(f"A quota of namespace {namespace} refuses {target}: {quota(message)}", remedy=QUOTA_REMEDY)
+        what = f"A quota of namespace {namespace} refuses {target}: {quota(message)}"
+        return UsageError(what, remedy=quota_remedy(message))
     if "violates PodSecurity" in message:
         return UsageError(
             f"Pod Security of namespace {namespace} refuses {target}: {redacted_line(message)}",
-            remedy=_security_remedy(launch),
+            remedy=_security_remedy(message, launch),
         )
     return None
 
 
-def _security_remedy(launch: LaunchSection | None) -> str:
+def quota_remedy(message: str) -> str:
+    """What to do about a quota, by the resource that exceeds it (`requested: persistentvolumeclaims=1`)."""
+    requested = message.partition("requested: ")[2].partition(",")[0]
+    if "persistentvolumeclaims" in requested or "storage" in requested:
+        own = "Use an existing claim (launch.runs_volume.claim), "
+    elif requested.startswith(("count/", "services")):
+        own = ""
+    else:
+        own = "Reduce launch.resources or launch.nodes, "
+    remedy = f"{own}delete what is not needed, or ask for more quota."
+    return remedy[0].upper() + remedy[1:]
+
+
+def _security_remedy(message: str, launch: LaunchSection | None) -> str:
     """What to change if Pod Security refuses the pods."""
+    if "hostNetwork" in message or "hostPort" in message:
+        return "Set launch.host_network to false, or use a namespace that allows it."
+    if "hostPath" in message:
+        return "Remove the hostPath volume from launch.extra_volumes, or use a namespace that allows it."
     if launch is not None and launch.security != "restricted":
         return f"Remove launch.security: {launch.security}, or use a namespace that allows it."
     if launch is not None and launch.pytorch_master:
         return "Disable launch.pytorch_master: with a Master the operator adds an init container that is not allowed."
+    others = [name for name in re.findall(r'container "([^"]+)"', message) if name not in own_containers()]
+    if others:
+        return f"Give container {others[0]} of launch.pod_patch a securityContext that the namespace allows."
     return "Use another --namespace, or launch.security: restricted (the default), which passes with every --kind."
+
+
+def own_containers() -> set[str]:
+    """Containers of our pods; others come from launch.pod_patch or from a webhook."""
+    return {"prefetch", *(kind.container for kind in registry.all_kinds())}
 
 
 def quota(message: str) -> str:
     """The part of `exceeded quota: q, requested: pods=2, used: pods=1, limited: pods=2` after the colon."""
     found = re.search(r"exceeded quota: (.*)", message)
-    return redacted_line(found[1] if found else message)
+    if found is not None:
+        message = found[1]
+    return redacted_line(message)
 
 
 def _message(body: str) -> str:
@@ -188,4 +225,6 @@ def _message(body: str) -> str:
         value = json.loads(body)
     except ValueError:
         return redacted_line(body)
-    return redacted_line(value.get("message", "") if isinstance(value, dict) else body)
+    if isinstance(value, dict):
+        return redacted_line(value.get("message", ""))
+    return redacted_line(body)

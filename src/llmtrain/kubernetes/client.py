@@ -5,17 +5,17 @@ as a ClusterError (the API server is unreachable or does not answer) or as a Usa
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from llmtrain.core.redact import redacted_line
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.kubernetes.api_errors import Forbidden, KindNotFound, Request, refusal_error
 from llmtrain.kubernetes.exec import MESSAGE_BYTES, STDOUT, PodProcess, connect_within
 from llmtrain.kubernetes.kubeconfig import load_connection
 from llmtrain.kubernetes.server_clock import note_date
-from llmtrain.redact import redacted_line
 
 Object = dict[str, Any]
 Labels = dict[str, str | None]
@@ -26,34 +26,9 @@ EXEC_SEC = 45.0  # to start a command in a pod: for an unreachable node the API 
 TAIL_SEC = 5.0  # to read the last lines of a log: a user is waiting, and the node may be unreachable
 FOLLOW_SEC = 120.0  # without output of a followed log; the caller then reconnects
 FIELD_MANAGER = "llmtrain"
+_METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
 NODE_LOST = "NodeLost"
 """Status reason of a pod that llmtrain marked as failed because its node is unreachable."""
-PLURALS = {
-    "ConfigMap": "configmaps",
-    "Deployment": "deployments",
-    "Event": "events",
-    "Job": "jobs",
-    "JobSet": "jobsets",
-    "LocalQueue": "localqueues",
-    "NetworkPolicy": "networkpolicies",
-    "PersistentVolume": "persistentvolumes",
-    "PersistentVolumeClaim": "persistentvolumeclaims",
-    "Pod": "pods",
-    "PodDisruptionBudget": "poddisruptionbudgets",
-    "PodMetrics": "pods",
-    "PodMonitor": "podmonitors",
-    "PyTorchJob": "pytorchjobs",
-    "Role": "roles",
-    "RoleBinding": "rolebindings",
-    "Secret": "secrets",
-    "SelfSubjectAccessReview": "selfsubjectaccessreviews",
-    "Service": "services",
-    "ServiceAccount": "serviceaccounts",
-    "StatefulSet": "statefulsets",
-    "TrainJob": "trainjobs",
-    "TrainingRuntime": "trainingruntimes",
-    "Workload": "workloads",
-}
 
 
 class Cluster:
@@ -78,7 +53,9 @@ class Cluster:
     def place(self, namespace: str) -> str:
         """Command-line options that select this cluster and namespace, for commands in messages: llmtrain and kubectl
         have the same ones."""
-        return ("" if namespace == self.namespace else f" -n {namespace}") + self.options
+        if namespace == self.namespace:
+            return self.options
+        return f" -n {namespace}{self.options}"
 
     def get(self, api_version: str, kind: str, name: str, namespace: str | None) -> Object | None:
         """An object, or None if it does not exist. `namespace` None: a cluster-scoped object."""
@@ -93,12 +70,7 @@ class Cluster:
         fields: dict[str, str] | None = None,
     ) -> list[Object]:
         """Objects of a namespace, or of all namespaces. A label whose value is None must exist."""
-        query = {
-            "labelSelector": ",".join(
-                key if value is None else f"{key}={value}" for key, value in (labels or {}).items()
-            ),
-            "fieldSelector": ",".join(f"{key}={value}" for key, value in (fields or {}).items()),
-        }
+        query = {"labelSelector": _selector(labels or {}), "fieldSelector": _selector(fields or {})}
         found = self._json(Request("list", api_version, kind, namespace), query) or {}
         # The items of a list have no apiVersion and kind.
         return [{"apiVersion": api_version, "kind": kind, **item} for item in found.get("items") or []]
@@ -106,7 +78,9 @@ class Cluster:
     def create(self, manifest: Object, dry_run: bool = False) -> Object:
         """Create an object; unknown fields are an error. `dry_run`: the API server validates it without storing it."""
         meta = manifest["metadata"]
-        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "dryRun": "All" if dry_run else ""}
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        if dry_run:
+            query["dryRun"] = "All"
         request = Request("create", manifest["apiVersion"], manifest["kind"], meta.get("namespace"), meta["name"])
         created = self._json(request, query, manifest)
         if created is None:
@@ -115,17 +89,18 @@ class Cluster:
 
     def check_right(self, verb: str, manifest: Object) -> None:
         """Raise Forbidden if the user lacks this permission; called before changes that cannot be undone."""
-        version, kind, namespace = manifest["apiVersion"], manifest["kind"], manifest["metadata"]["namespace"]
-        group = version.rpartition("/")[0]
-        attributes = {"verb": verb, "group": group, "resource": PLURALS[kind], "namespace": namespace}
+        namespace = manifest["metadata"]["namespace"]
+        resource = plural_of(manifest["kind"])
+        group = manifest["apiVersion"].rpartition("/")[0]
+        attributes = {"verb": verb, "group": group, "resource": resource, "namespace": namespace}
         request = Request("create", "authorization.k8s.io/v1", "SelfSubjectAccessReview", None)
         review = {"apiVersion": request.api_version, "kind": request.kind, "spec": {"resourceAttributes": attributes}}
         try:
             answer = self._json(request, body=review)
-        except UsageError:  # access reviews may be forbidden; the change itself will tell
+        except UsageError:  # access reviews may be forbidden; then the change itself fails
             return
         if answer is not None and not answer["status"].get("allowed"):
-            raise Forbidden(f"{verb} {PLURALS[kind]}", namespace, self.options)
+            raise Forbidden(f"{verb} {resource}", namespace, self.options)
 
     def patch(self, api_version: str, kind: str, name: str, namespace: str, change: Object) -> Object | None:
         """Apply a JSON merge patch; None if the object does not exist."""
@@ -166,8 +141,10 @@ class Cluster:
         """Delete an object, and its dependents in the background. False if it does not exist. `uid` and
         `resource_version` are preconditions."""
         options: Object = {"propagationPolicy": "Background"}
-        options |= {"gracePeriodSeconds": grace_sec} if grace_sec is not None else {}
-        options |= {"preconditions": {"uid": uid}} if uid is not None else {}
+        if grace_sec is not None:
+            options["gracePeriodSeconds"] = grace_sec
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
         if resource_version is not None:
             options.setdefault("preconditions", {})["resourceVersion"] = resource_version
         return self._json(Request("delete", api_version, kind, namespace, name), body=options) is not None
@@ -186,17 +163,21 @@ class Cluster:
     ) -> Iterator[str]:
         """Lines of a container's log; none if it has not started or does not exist any more. `since`: an RFC 3339
         time."""
-        query = {
-            "container": container,
-            "tailLines": "" if tail is None else str(tail),
-            "previous": "true" if previous else "",
-            "follow": "true" if follow else "",
-            "sinceTime": since or "",
-            "timestamps": "true" if timestamps else "",
-        }
+        query = {"container": container}
+        if tail is not None:
+            query["tailLines"] = str(tail)
+        if since is not None:
+            query["sinceTime"] = since
+        for name, is_set in (("previous", previous), ("follow", follow), ("timestamps", timestamps)):
+            if is_set:
+                query[name] = "true"
         request = Request("get", "v1", "Pod", namespace, pod, "log")
+        timeout_sec = ANSWER_SEC
+        if follow:
+            timeout_sec = FOLLOW_SEC
+        elif tail is not None:
+            timeout_sec = TAIL_SEC
         try:
-            timeout_sec = FOLLOW_SEC if follow else ANSWER_SEC if tail is None else TAIL_SEC
             response = self._send(request, query, None, timeout_sec)
         except UsageError as refused:
             if refused.details.get("status") == "HTTP 400":  # it has not started, or there is no previous container
@@ -227,7 +208,8 @@ class Cluster:
             raise ClusterError(f"Pod {pod} does not exist in namespace {namespace} any more.")
         request = Request("create", "v1", "Pod", namespace, pod, "exec")
         query = [("container", container), ("stdout", "true"), ("stderr", "true")]
-        query += [("stdin", "true")] if stdin else []
+        if stdin:
+            query.append(("stdin", "true"))
         query += [("command", word) for word in command]
         host = "ws" + self._settings.host.removeprefix("http")
         try:
@@ -251,9 +233,12 @@ class Cluster:
             rows = self.find("metrics.k8s.io/v1beta1", "PodMetrics", namespace, labels)
         except LlmtrainError:
             return None
-        return {
-            row["metadata"]["name"]: {c["name"]: c.get("usage", {}) for c in row.get("containers", [])} for row in rows
-        }
+        usage: dict[str, dict[str, dict[str, str]]] = {}
+        for row in rows:
+            containers = usage[row["metadata"]["name"]] = {}
+            for container in row.get("containers", []):
+                containers[container["name"]] = container.get("usage", {})
+        return usage
 
     def _json(self, request: Request, query: dict[str, str] | None = None, body: Object | None = None) -> Object | None:
         response = self._send(request, query or {}, body, ANSWER_SEC)
@@ -273,11 +258,19 @@ class Cluster:
         """The response, not read yet; None if the object does not exist."""
         import urllib3
 
-        method = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}[request.verb]
+        method = _METHODS[request.verb]
+        url = f"{self._settings.host}{_path(request)}"
         parameters = urlencode({key: value for key, value in query.items() if value})
-        url = f"{self._settings.host}{_path(request)}{'?' + parameters if parameters else ''}"
-        headers = {"Accept": "application/json, */*", "User-Agent": "llmtrain"}
-        headers["Content-Type"] = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        if parameters:
+            url += f"?{parameters}"
+        headers = {
+            "Accept": "application/json, */*",
+            "Content-Type": "application/json",
+            "User-Agent": "llmtrain",
+        }
+        if method == "PATCH":
+            headers["Content-Type"] = "application/merge-patch+json"
+        retries = 1 if method == "GET" else 0  # a change may have been made although the answer was lost
         try:
             for setting in self._settings.auth_settings().values():
                 headers[setting["key"]] = setting["value"]
@@ -287,7 +280,7 @@ class Cluster:
                 body=None if body is None else json.dumps(body),
                 headers=headers,
                 timeout=urllib3.Timeout(connect=CONNECT_SEC, read=timeout_sec),
-                retries=urllib3.Retry(1 if method == "GET" else 0, redirect=0, status=0, raise_on_status=False),
+                retries=urllib3.Retry(retries, redirect=0, status=0, raise_on_status=False),
                 preload_content=False,
             )
             note_date(response.headers.get("Date"))
@@ -316,29 +309,55 @@ class Cluster:
         )
 
 
+def _selector(values: Mapping[str, str | None]) -> str:
+    terms = []
+    for key, value in values.items():
+        terms.append(key if value is None else f"{key}={value}")
+    return ",".join(terms)
+
+
 def _is_api_object(request: Request, found: object) -> bool:
-    """Whether a response is an object or a list of objects, as an API server sends them."""
+    """Whether a response is an object or a list of objects, as an API server sends them: a proxy may answer instead."""
     if not isinstance(found, dict):
         return False
     if request.verb == "delete":  # the response may be a Status
         return bool(found)
+    if request.kind == "SelfSubjectAccessReview":
+        return isinstance(found.get("status"), dict)
     if request.verb != "list":
-        field = "status" if request.kind == "SelfSubjectAccessReview" else "metadata"
-        return isinstance(found.get(field), dict)
+        return _has_metadata(found)
     items = found.get("items", ())
-    return items is None or (
-        isinstance(items, list)
-        and all(isinstance(item, dict) and isinstance(item.get("metadata"), dict) for item in items)
-    )
+    if items is None:  # Go's empty list
+        return True
+    return isinstance(items, list) and all(map(_has_metadata, items))
+
+
+def _has_metadata(found: object) -> bool:
+    return isinstance(found, dict) and isinstance(found.get("metadata"), dict)
+
+
+def plural_of(kind: str) -> str:
+    """The resource of a kind, as the API server spells it in URLs: by the rule of Kubernetes' own tools."""
+    name = kind.lower()
+    if kind == "PodMetrics":
+        return "pods"
+    if name.endswith("y"):
+        return f"{name[:-1]}ies"
+    return f"{name}s"
 
 
 def _path(request: Request) -> str:
-    group = "/api/v1" if request.api_version == "v1" else f"/apis/{request.api_version}"
-    namespace = f"/namespaces/{quote(request.namespace)}" if request.namespace is not None else ""
-    has_name = request.name and (request.subresource or request.verb != "create")
-    name = f"/{quote(request.name)}" if has_name else ""
-    subresource = f"/{request.subresource}" if request.subresource else ""
-    return f"{group}{namespace}/{PLURALS[request.kind]}{name}{subresource}"
+    path = f"/apis/{request.api_version}"
+    if request.api_version == "v1":
+        path = "/api/v1"
+    if request.namespace is not None:
+        path += f"/namespaces/{quote(request.namespace)}"
+    path += f"/{plural_of(request.kind)}"
+    if request.name and (request.subresource or request.verb != "create"):
+        path += f"/{quote(request.name)}"
+    if request.subresource:
+        path += f"/{request.subresource}"
+    return path
 
 
 def _lines(response: Any, request: Request, cluster: str) -> Iterator[str]:

@@ -13,13 +13,19 @@ from typing import Any
 
 from llmtrain.errors import ClusterError
 
-STDIN, STDOUT, STDERR, _STATUS = 0, 1, 2, 3  # channels of the protocol
+# Channels of the protocol: the first byte of each frame.
+STDIN = 0
+STDOUT = 1
+STDERR = 2
+_STATUS = 3
 MESSAGE_BYTES = 2**16  # kept from the end of standard error
 
 
 class PodProcess:
     def __init__(self, websocket: Any, pod: str, to_error: Callable[[Exception], ClusterError]) -> None:
-        self._socket, self._pod, self._to_error = websocket, pod, to_error
+        self._socket = websocket
+        self._pod = pod
+        self._to_error = to_error
         self._status = b""
 
     def output(self) -> Iterator[tuple[int, bytes]]:
@@ -33,8 +39,10 @@ class PodProcess:
                 raise self._to_error(problem) from None
             if code == ABNF.OPCODE_CLOSE:
                 return
-            data = frame.data if code in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT) else b""
-            if len(data) < 2:
+            if code not in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT):  # a pong
+                continue
+            data = frame.data
+            if len(data) < 2:  # only the channel: sent first, to show that it exists
                 continue
             if data[0] in (STDOUT, STDERR):
                 yield data[0], data[1:]
@@ -53,18 +61,20 @@ class PodProcess:
         status = self._read_status()
         if status.get("status") == "Success":
             return 0
-        causes = (status.get("details") or {}).get("causes") or []
-        code = next((row.get("message") for row in causes if row.get("reason") == "ExitCode"), None)
-        if code is None:  # it was not started
-            raise ClusterError(f"A command in pod {self._pod} failed: {status.get('message')}")
-        return int(code)
+        for cause in (status.get("details") or {}).get("causes") or []:
+            if cause.get("reason") == "ExitCode" and cause.get("message"):
+                return int(cause["message"])
+        # It was not started.
+        raise ClusterError(f"A command in pod {self._pod} failed: {status.get('message')}")
 
     def check(self, errors: bytes) -> None:
         """Raise an error with the last line of `errors` (standard error) if the command failed."""
         status = self._read_status()
-        if status.get("status") != "Success":
-            lines = errors.decode("utf-8", "replace").strip().splitlines()
-            raise ClusterError(f"A command in pod {self._pod} failed: {lines[-1] if lines else status.get('message')}")
+        if status.get("status") == "Success":
+            return
+        lines = errors.decode("utf-8", "replace").strip().splitlines()
+        reason = lines[-1] if lines else status.get("message")
+        raise ClusterError(f"A command in pod {self._pod} failed: {reason}")
 
     def close(self) -> None:
         """Close at once: a closing handshake would read all remaining output. The socket is shut down first, because
@@ -86,7 +96,8 @@ def connect_within(seconds: float, connect: Callable[[], Any]) -> Any:
     """The result of `connect`, or a TimeoutError. In a thread, because the client has no timeout for this."""
     connected: list[Any] = []
     failed: list[BaseException] = []
-    lock, is_late = threading.Lock(), False
+    lock = threading.Lock()
+    is_late = False
 
     def work() -> None:
         try:
@@ -96,7 +107,7 @@ def connect_within(seconds: float, connect: Callable[[], Any]) -> Any:
             return
         with lock:
             connected.append(connection)
-            if is_late:
+            if is_late:  # the caller no longer waits for it
                 connection.shutdown()
 
     thread = threading.Thread(target=work, name="connect", daemon=True)
@@ -112,7 +123,7 @@ def connect_within(seconds: float, connect: Callable[[], Any]) -> Any:
 
 
 def _next_frame(websocket: Any) -> Any:
-    """The next frame. A command may be silent for long, so a timeout is only an error if a ping is not answered."""
+    """The next frame. A command may print nothing for long, so a timeout is only an error if a ping is not answered."""
     from websocket import WebSocketTimeoutException
 
     try:

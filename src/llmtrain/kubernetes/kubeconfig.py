@@ -10,8 +10,9 @@ from typing import Any
 
 import yaml
 
+from llmtrain.core.install import install_command
+from llmtrain.core.redact import redacted_line
 from llmtrain.errors import UsageError
-from llmtrain.redact import redacted_line
 
 DEFAULT_NAMESPACE = "default"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -35,7 +36,7 @@ def load_connection(kubeconfig: str | None = None, context: str | None = None) -
         from kubernetes import client, config
     except ImportError:
         raise UsageError(
-            "The Kubernetes client is not installed.", remedy="Install the extra: pip install 'llmtrain[k8s]'."
+            "The Kubernetes client is not installed.", remedy=f"Install the extra: {install_command('k8s')}"
         ) from None
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # our errors report retries and failures
     settings = client.Configuration()
@@ -52,8 +53,10 @@ def load_connection(kubeconfig: str | None = None, context: str | None = None) -
         config.load_kube_config(_location(kubeconfig), selected.name, settings)
     except Exception as problem:  # missing certificate files, failing credential plugins
         raise UsageError(f"The context {selected.name} is not usable: {redacted_line(problem)}") from None
-    given = {"--kubeconfig": kubeconfig, "--context": context}
-    options = "".join(f" {option} {shlex.quote(value)}" for option, value in given.items() if value)
+    options = ""
+    for option, value in (("--kubeconfig", kubeconfig), ("--context", context)):
+        if value:
+            options += f" {option} {shlex.quote(value)}"
     return Connection(settings, selected.name, selected.namespace, options)
 
 
@@ -65,12 +68,14 @@ class Context:
 
 def read_context(kubeconfig: str | None = None, context: str | None = None) -> Context | None:
     """The selected context, from the kubeconfig files alone; None if there is none."""
+    contexts: dict[str, dict[str, Any]] = {}
+    current = None
     try:
         documents = [yaml.safe_load(path.read_bytes()) or {} for path in _files(kubeconfig)]
-        rows = [row for document in documents for row in document.get("contexts") or []]
-        # As in kubectl, the first of several files wins.
-        contexts = {str(row["name"]): row.get("context") or {} for row in reversed(rows)}
-        current = next((name for each in documents if (name := each.get("current-context"))), None)
+        for document in documents:  # as in kubectl, the first of several files wins
+            current = current or document.get("current-context")
+            for row in document.get("contexts") or []:
+                contexts.setdefault(str(row["name"]), row.get("context") or {})
     except Exception as problem:  # many types: not YAML, not readable, another structure
         raise UsageError(f"The kubeconfig is not readable: {redacted_line(problem)}") from None
     name = context or current
@@ -89,7 +94,9 @@ def default_context(kubeconfig: str | None = None, context: str | None = None) -
     if _is_in_pod(kubeconfig, context):
         return None, _pod_namespace()
     selected = read_context(kubeconfig, context)
-    return (selected.name, selected.namespace) if selected else (None, DEFAULT_NAMESPACE)
+    if selected is None:
+        return None, DEFAULT_NAMESPACE
+    return selected.name, selected.namespace
 
 
 def has_kubeconfig(kubeconfig: str | None) -> bool:
@@ -107,8 +114,10 @@ def _files(kubeconfig: str | None) -> list[Path]:
 
 
 def _is_in_pod(kubeconfig: str | None, context: str | None) -> bool:
-    """Whether the service account of this pod is to be used."""
-    return kubeconfig is None and context is None and not has_kubeconfig(None) and (_SERVICE_ACCOUNT / "token").exists()
+    """Whether the service account of this pod is to be used: only if nothing selects another cluster."""
+    if kubeconfig is not None or context is not None or has_kubeconfig(None):
+        return False
+    return (_SERVICE_ACCOUNT / "token").exists()
 
 
 def _pod_namespace() -> str:
@@ -120,8 +129,11 @@ def _no_context(what: str, known: Iterable[str]) -> UsageError:
 
 
 def _no_kubeconfig(kubeconfig: str | None) -> UsageError:
-    set_to = os.environ.get("KUBECONFIG")
-    looked = f"--kubeconfig {kubeconfig}" if kubeconfig else f"KUBECONFIG={set_to}" if set_to else "~/.kube/config"
+    looked = "~/.kube/config"
+    if kubeconfig:
+        looked = f"--kubeconfig {kubeconfig}"
+    elif os.environ.get("KUBECONFIG"):
+        looked = f"KUBECONFIG={os.environ['KUBECONFIG']}"
     return UsageError(
         f"No kubeconfig found (looked at {looked}).", remedy="Set KUBECONFIG, or name a kubeconfig with --kubeconfig."
     )

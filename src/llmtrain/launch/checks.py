@@ -3,54 +3,63 @@
 from collections.abc import Iterator
 from typing import Any
 
+from llmtrain.compat.records import check_nothing_lost, check_plugins_in_image
 from llmtrain.config.check_plugins import choices
+from llmtrain.config.distributed import DistributedSection
+from llmtrain.config.kubernetes_syntax import syntax_problems
 from llmtrain.config.kubernetes_types import NAME_LIMIT
-from llmtrain.config.launch import mount_problems
-from llmtrain.config.schema import SCHEMA_VERSION, Config
-from llmtrain.config.upgrade import lost_in_v2
+from llmtrain.config.launch import HF_TOKEN, LaunchSection, mount_problems
+from llmtrain.config.schema import Config
+from llmtrain.config.tracking import PrometheusSection
+from llmtrain.config.trainer import TrainerSection
+from llmtrain.core.env import CODE_DIR, CODE_HASH, EXIT_CODES, LAUNCH
+from llmtrain.core.redact import has_secret, secrets_in
 from llmtrain.distributed.batch_split import micro_batches_in_step
-from llmtrain.distributed.env import NAMES
-from llmtrain.env import CODE_DIR, CODE_HASH, EXIT_CODES, LAUNCH
+from llmtrain.distributed.platform_env import NAMES
 from llmtrain.errors import UsageError
-from llmtrain.launch.work import CODE_PATH, WORK_DIR, Work, master_port
-from llmtrain.redact import has_secret, secrets_in
+from llmtrain.launch.image import missing_image
+from llmtrain.launch.kinds.base import Kind
+from llmtrain.launch.pod_task import CODE_PATH, WORK_DIR, PodTask, master_port
 
 MIN_PORT = 1024  # a pod without capabilities cannot bind lower ones
 
 
-def check_config(config: Config, work: Work, master_addr: str, has_code: bool = False) -> None:
+def check_config(config: Config, task: PodTask, kind: Kind, master_addr: str, has_code: bool = False) -> None:
     launch = config.launch
-    _check_plugins(config)
-    _check_training(config, work)
-    _check_hold(config, work)
-    _check_rendezvous(config, work, master_addr)
-    if launch.kind == "stateful_set" and work.launcher == "torchrun":
-        raise UsageError(
-            "A StatefulSet restarts containers that exit, so a run that torchrun has finished would start over.",
-            remedy="Use another --kind, or --launcher llmtrain.",
-        )
+    distributed = config.distributed
     mounts = launch.mounts(config.output.mount_path)
+    check_plugins_in_image([choice.name for choice in choices(config)], launch.image_schema)
+    if task.mode == "train":
+        _check_process_count(config.trainer, distributed, launch)
+    if task.mode == "hold":
+        _check_hold(launch, mounts)
+    _check_rendezvous(distributed, launch, task, master_addr)
+    kind.check_task(task)
     for _, problem in mount_problems(mounts):
         raise UsageError(problem)
     if has_code:
         _check_free(mounts, CODE_PATH, "--with-code uses")
-    if master_port(config) < MIN_PORT:
-        raise UsageError(
-            f"distributed.master_port must be at least {MIN_PORT} on a cluster, got {master_port(config)}."
-        )
-    _check_prometheus(config)
+    port = master_port(distributed)
+    if port < MIN_PORT:
+        raise UsageError(f"distributed.master_port must be at least {MIN_PORT} on a cluster, got {port}.")
+    _check_prometheus(config.tracking.prometheus, launch, port)
+    # master_addr is that of pod 0. The pod with the highest index has the longest name.
     longest_name = f"{master_addr.partition('.')[0].removesuffix('0')}{launch.node_range[1] - 1}"
     if len(longest_name) > NAME_LIMIT:
         raise UsageError(
             f"The pod name {longest_name} exceeds {NAME_LIMIT} characters.", remedy="Set a shorter output.run_id."
         )
-    reserved = {name for names in NAMES.values() for name in names} | {
-        "HF_TOKEN",
-        CODE_DIR,
-        CODE_HASH,
-        EXIT_CODES,
-        LAUNCH,
-    }
+    reserved = {CODE_DIR, CODE_HASH, EXIT_CODES, LAUNCH}
+    reserved.update(*NAMES.values())
+    token = launch.hf_token_secret
+    if token.variable in reserved:
+        raise UsageError(
+            f"launch.hf_token_secret.variable is {token.variable}, which the launcher or the platform sets.",
+            remedy="Use HF_TOKEN, or the variable that your program reads the token from.",
+        )
+    reserved.add(HF_TOKEN)
+    if token.name:
+        reserved.add(token.variable)
     conflicts = sorted(reserved.intersection(launch.env))
     if conflicts:
         raise UsageError(
@@ -59,24 +68,40 @@ def check_config(config: Config, work: Work, master_addr: str, has_code: bool = 
         )
 
 
-def check_launch(config: Config, work: Work) -> None:
+LOST_WITHOUT_VOLUME = {
+    "train": "checkpoints, metrics and logs would be lost with the pods, and a restarted pod would begin at step 0",
+    "hold": "the files of interactive pods would be lost with them",
+}
+"""Task -> what it needs the runs volume for."""
+
+
+def check_launch(config: Config, task: PodTask) -> None:
     """What is only refused before a launch: a run that is on the cluster already must stay removable."""
-    check_secrets(config, work)
+    _check_command_secrets(task)
+    _check_config_secrets(config)
     launch = config.launch
-    lost = lost_in_v2(config.as_dict()) if launch.image_schema == 2 else []
-    if lost:
-        raise UsageError(
-            f"{', '.join(lost)} cannot be recorded with launch.image_schema 2, so `resume` would lose the value.",
-            remedy="Use an image of this version of llmtrain and leave image_schema out, or remove the fields.",
+    if launch.image is None:
+        raise missing_image(
+            "launch.image is not set: pods need an image with llmtrain that the cluster can pull.", can_build=True
         )
+    for _, problem in syntax_problems(launch):  # also of a change by `resume`
+        raise UsageError(problem)
+    if launch.runs_volume is None and task.mode in LOST_WITHOUT_VOLUME:
+        raise UsageError(
+            f"launch.runs_volume is null, but {LOST_WITHOUT_VOLUME[task.mode]}.",
+            remedy="Set launch.runs_volume.claim to an existing claim, or launch.runs_volume.size. null is for a "
+            "command after --, --doctor and --smoke.",
+        )
+    check_nothing_lost(config)
     mounts = [*launch.mounts(config.output.mount_path).values(), WORK_DIR]
-    taken = [path for each in launch.extra_mounts if (path := each["mountPath"].rstrip("/")) in mounts]
+    extra = [mount["mountPath"].rstrip("/") for mount in launch.extra_mounts]
+    taken = [path for path in extra if path in mounts]
     if taken:
         raise UsageError(
             f"launch.extra_mounts: {', '.join(taken)} is already used in pods.", remedy="Choose another mountPath."
         )
     may_have_gpus = launch.resources.gpus or launch.resources.extra or launch.pod_patch  # such as a resource claim
-    if work.mode == "train" and config.run.device == "cuda" and not may_have_gpus:
+    if task.mode == "train" and config.run.device == "cuda" and not may_have_gpus:
         raise UsageError(
             "run.device is cuda, but launch.resources.gpus is 0: the pods would have no GPU.",
             remedy="Set launch.resources.gpus, for example --set launch.resources.gpus=1 (equal to "
@@ -84,14 +109,18 @@ def check_launch(config: Config, work: Work) -> None:
         )
 
 
-def check_secrets(config: Config, work: Work) -> None:
-    """Everyone who may read the namespace can read the manifests, and the config in the ConfigMap."""
-    secrets = secrets_in(work.command)
+def _check_command_secrets(task: PodTask) -> None:
+    """Everyone who may read the namespace can read the manifests."""
+    secrets = secrets_in(task.command)
     if secrets:
         raise UsageError(
             f"The command contains what looks like a secret, which the manifests would show: {', '.join(secrets)}.",
             remedy="Store it in a Secret and list that in launch.env_secrets.",
         )
+
+
+def _check_config_secrets(config: Config) -> None:
+    """Everyone who may read the namespace can read the config in the ConfigMap."""
     fields = list(_secret_fields(config.as_dict(), ""))
     if fields:
         raise UsageError(
@@ -101,48 +130,42 @@ def check_secrets(config: Config, work: Work) -> None:
         )
 
 
-def _check_training(config: Config, work: Work) -> None:
-    if work.mode != "train":
-        return
-    launch = config.launch
+def _check_process_count(trainer: TrainerSection, distributed: DistributedSection, launch: LaunchSection) -> None:
     min_nodes, max_nodes = launch.node_range
     for count in range(min_nodes, max_nodes + 1):  # every size that an elastic run may have
-        micro_batches_in_step(config, count * launch.processes_per_node)
-    if max_nodes > 1 and config.distributed.strategy == "none":
+        micro_batches_in_step(trainer, distributed, count * launch.processes_per_node)
+    if max_nodes > 1 and distributed.strategy == "none":
         raise UsageError(
             f"distributed.strategy is none, but launch.nodes is {launch.nodes}.",
             remedy="Use ddp or fsdp, or launch.nodes: 1.",
         )
 
 
-def _check_prometheus(config: Config) -> None:
-    port = config.tracking.prometheus.port
+def _check_prometheus(prometheus: PrometheusSection, launch: LaunchSection, training_port: int) -> None:
+    port = prometheus.port
     if port is None:
-        if config.launch.pod_monitor:
+        if launch.pod_monitor:
             raise UsageError(
                 "launch.pod_monitor is true, but tracking.prometheus.port is null: there is nothing to scrape.",
                 remedy="Set tracking.prometheus.port, such as 9400, or leave launch.pod_monitor out.",
             )
         return
-    if port < MIN_PORT or port == master_port(config):
+    if port < MIN_PORT or port == training_port:
         raise UsageError(
             f"tracking.prometheus.port must be at least {MIN_PORT} on a cluster and differ from "
-            f"distributed.master_port {master_port(config)}, got {port}.",
+            f"distributed.master_port {training_port}, got {port}.",
             remedy="Choose another port, such as 9400.",
         )
 
 
-def _check_hold(config: Config, work: Work) -> None:
-    if work.mode != "hold":
-        return
-    launch = config.launch
+def _check_hold(launch: LaunchSection, mounts: dict[str, str]) -> None:
     min_nodes, max_nodes = launch.node_range
     if min_nodes < max_nodes:
         raise UsageError(
             f"launch.nodes is {launch.nodes}, but --hold needs a fixed number of pods.",
             remedy="Set launch.nodes to one number.",
         )
-    _check_free(launch.mounts(config.output.mount_path), WORK_DIR, "held pods use")
+    _check_free(mounts, WORK_DIR, "held pods use")
 
 
 def _check_free(mounts: dict[str, str], directory: str, user: str) -> None:
@@ -155,19 +178,9 @@ def _check_free(mounts: dict[str, str], directory: str, user: str) -> None:
             )
 
 
-def _check_plugins(config: Config) -> None:
-    chosen = [choice.name for choice in choices(config)]
-    if chosen and config.launch.image_schema != SCHEMA_VERSION:
-        raise UsageError(
-            f"{', '.join(chosen)} cannot be used with launch.image_schema {config.launch.image_schema}: an image from "
-            "before schema 3 accepts its own classes only.",
-            remedy="Use an image with a newer llmtrain, and leave launch.image_schema out.",
-        )
-
-
-def _check_rendezvous(config: Config, work: Work, master_addr: str) -> None:
-    launch, rendezvous = config.launch, config.distributed.rendezvous
-    if rendezvous.backend == "etcd-v2" and work.launcher == "torchrun":
+def _check_rendezvous(distributed: DistributedSection, launch: LaunchSection, task: PodTask, master_addr: str) -> None:
+    rendezvous = distributed.rendezvous
+    if rendezvous.backend == "etcd-v2" and task.launcher == "torchrun":
         raise UsageError(
             "distributed.rendezvous.backend etcd-v2 does not work with --launcher torchrun: when a process fails, "
             "torchrun closes the rendezvous in etcd for two hours, and replacement pods cannot join.",
@@ -179,7 +192,7 @@ def _check_rendezvous(config: Config, work: Work, master_addr: str) -> None:
             f"launch.nodes is {launch.nodes}, but distributed.rendezvous.backend static needs a fixed number.",
             remedy="Use the backend c10d or etcd-v2, or set launch.nodes to one number.",
         )
-    master = f"{master_addr}:{master_port(config)}"
+    master = f"{master_addr}:{master_port(distributed)}"
     if rendezvous.backend in ("static", "c10d") and rendezvous.endpoint not in (None, master):
         raise UsageError(
             f"distributed.rendezvous.endpoint is {rendezvous.endpoint}, but the endpoint of {rendezvous.backend} is "
@@ -191,9 +204,9 @@ def _check_rendezvous(config: Config, work: Work, master_addr: str) -> None:
 def _secret_fields(value: Any, path: str) -> Iterator[str]:
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _secret_fields(item, f"{path}.{key}" if path else str(key))
+            yield from _secret_fields(item, f"{path}.{key}".removeprefix("."))
     elif isinstance(value, list):
-        if any(True for item in value for _ in _secret_fields(item, path)):
-            yield path
+        if any(any(_secret_fields(item, path)) for item in value):
+            yield path  # once, without the index
     elif isinstance(value, str) and has_secret(value):
         yield path

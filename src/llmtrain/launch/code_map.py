@@ -3,7 +3,7 @@
 import base64
 import re
 
-from llmtrain.launch.plan import JobPlan, Manifest
+from llmtrain.launch.job import JobPlan, Manifest
 
 MAX_KEY = 253  # characters of a key of a ConfigMap
 

@@ -11,6 +11,7 @@ launch reads its record again after its last object was created, and deletes its
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from llmtrain.errors import ClusterError, UsageError
@@ -28,6 +29,8 @@ from llmtrain.kubernetes.labels import (
     belongs_to_run,
     has_labels,
 )
+from llmtrain.launch.job import JobPlan, Manifest
+from llmtrain.launch.kinds.base import find_kind
 from llmtrain.launch.manifests import render
 from llmtrain.launch.objects import (
     OVERDUE_SEC,
@@ -43,7 +46,6 @@ from llmtrain.launch.objects import (
     uid_of,
     undo_on_error,
 )
-from llmtrain.launch.plan import JobPlan, Manifest
 from llmtrain.launch.pod import GRACE_MARGIN_SEC, pod_template
 from llmtrain.launch.record import Record, read_record
 from llmtrain.launch.record_changes import (
@@ -68,11 +70,12 @@ OnWait = Callable[[list[Object]], None]
 def check_on_server(cluster: Cluster, plan: JobPlan) -> list[str]:
     """Let the API server validate every manifest (server-side dry run). Returns what could not be checked."""
     check_claims_exist(cluster, plan)
+    unchecked = find_kind(plan.launch).unchecked
     skipped = []
     for manifest in render(plan):
-        if manifest["kind"] == "TrainJob":
-            # Its webhook looks up the runtime, which a dry run has not created.
-            skipped.append(f"TrainJob {manifest['metadata']['name']}: not checked, its runtime does not exist yet")
+        reason = unchecked.get(manifest["kind"])
+        if reason:
+            skipped.append(f"{manifest['kind']} {manifest['metadata']['name']}: not checked, {reason}")
         else:
             cluster.create(manifest, dry_run=True)
     return [*skipped, *_check_pod(cluster, plan)]
@@ -96,7 +99,11 @@ def submit(cluster: Cluster, plan: JobPlan, keep_data: bool = False) -> None:
     if keep_data:
         check_claims_match(cluster, plan)
     manifests = render(plan)
-    existing = {object_key(each): found for each in manifests if (found := find_object(cluster, each)) is not None}
+    existing = {}
+    for manifest in manifests:
+        found = find_object(cluster, manifest)
+        if found is not None:
+            existing[object_key(manifest)] = found
     for found in existing.values():
         is_data = found["kind"] == "PersistentVolumeClaim" or has_labels(found, CODE_LABEL)
         is_kept = keep_data and is_data and belongs_to_run(found, plan.run_id)
@@ -179,7 +186,10 @@ def _wait_for_deletion(cluster: Cluster, manifest: Manifest, plan: JobPlan) -> O
 def stop(cluster: Cluster, record: Record, on_wait: OnWait, ended_as: str | None = None) -> list[str]:
     """Delete the job, so that its pods save a checkpoint and end, and everything but the record and the data. Returns
     pods that remain after their grace period: their node is unreachable. `ended_as`: the run had ended before."""
-    begin_removal(cluster, record, {STOPPED_AT: timestamp()} | ({ENDED_AS: ended_as} if ended_as else {}))
+    notes = {STOPPED_AT: timestamp()}
+    if ended_as:
+        notes[ENDED_AS] = ended_as
+    begin_removal(cluster, record, notes)
     remaining = remove_job(cluster, record, on_wait)
     find_same_launch(cluster, record)
     return remaining
@@ -194,13 +204,27 @@ def delete(cluster: Cluster, record: Record, data: bool, on_wait: OnWait) -> lis
         cluster.delete("v1", "Pod", pod["metadata"]["name"], record.namespace)
     _delete_code(cluster, record)
     if data:
-        claims = [manifest for manifest in record.manifests if manifest["kind"] == "PersistentVolumeClaim"]
+        claims = _created_claims(cluster, record)
         objects = find_objects(cluster, claims)
         # A run that has lost part of its data cannot be resumed, so the record says so first.
         annotate(cluster, record, {DELETED_AT: timestamp()})
         _delete_found(cluster, record, claims, objects)
     delete_record(cluster, record)
     return remaining
+
+
+def _created_claims(cluster: Cluster, record: Record) -> list[Manifest]:
+    """Claims that were created for the run, also by an earlier launch that used another volume than the last one."""
+    claims = {}
+    for manifest in record.manifests:
+        if manifest["kind"] == "PersistentVolumeClaim":
+            claims[manifest["metadata"]["name"]] = manifest
+    with suppress(UsageError):  # not allowed to list claims
+        for found in cluster.find("v1", "PersistentVolumeClaim", record.namespace, record.selector):
+            metadata = {"name": found["metadata"]["name"], "namespace": record.namespace}
+            claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata}
+            claims.setdefault(metadata["name"], claim)
+    return list(claims.values())
 
 
 def take_back(cluster: Cluster, record: Record) -> list[str]:
@@ -211,31 +235,36 @@ def take_back(cluster: Cluster, record: Record) -> list[str]:
     find_same_launch(cluster, record)
     has_run = _has_run(cluster, record)
     claims = {key: found for key, found in objects.items() if found["kind"] == "PersistentVolumeClaim"}
-    kept = {
-        key: found
-        for key, found in claims.items()
-        if has_run or (found["metadata"].get("annotations") or {}).get(LAUNCH_ANNOTATION) != record.plan.launch_id
-    }
+    kept = {}
+    for key, claim in claims.items():
+        annotations = claim["metadata"].get("annotations") or {}
+        is_earlier = annotations.get(LAUNCH_ANNOTATION) != record.plan.launch_id
+        if has_run or is_earlier:
+            kept[key] = claim
     if len(kept) < len(claims):  # from here on it cannot be resumed
         annotate(cluster, record, {DELETED_AT: timestamp()})
     _, *manifests = record.manifests  # the record is deleted last
-    _delete_found(cluster, record, [each for each in reversed(manifests) if object_key(each) not in kept], objects)
+    removed = [manifest for manifest in reversed(manifests) if object_key(manifest) not in kept]
+    _delete_found(cluster, record, removed, objects)
     delete_record(cluster, record)
-    return [found["metadata"]["name"] for found in kept.values()]
+    return [claim["metadata"]["name"] for claim in kept.values()]
 
 
 def _has_run(cluster: Cluster, record: Record) -> bool:
-    return any(
-        "running" in each.get("state", {}) or "terminated" in each.get("state", {}) or each.get("restartCount")
-        for pod in cluster.find("v1", "Pod", record.namespace, record.selector)
-        for each in pod.get("status", {}).get("containerStatuses") or []
-    )
+    """Whether a container of the run has started, and may have written to its volumes."""
+    for pod in cluster.find("v1", "Pod", record.namespace, record.selector):
+        for status in pod.get("status", {}).get("containerStatuses") or []:
+            state = status.get("state", {})
+            if "running" in state or "terminated" in state or status.get("restartCount"):
+                return True
+    return False
 
 
 def _delete_found(cluster: Cluster, record: Record, manifests: list[Manifest], objects: dict[str, Object]) -> None:
     """Delete those of the manifests that were found, by uid."""
     for manifest in manifests:
-        if (found := objects.get(object_key(manifest))) is not None:
+        found = objects.get(object_key(manifest))
+        if found is not None:
             delete_object(cluster, manifest, record.run_id, uid_of(found))
 
 
@@ -245,8 +274,9 @@ def remove_job(cluster: Cluster, record: Record, on_wait: OnWait | None = None) 
     manifests = [manifest for manifest in record.manifests if manifest["kind"] not in KEPT_KINDS]
     objects = find_objects(cluster, manifests)
     find_same_launch(cluster, record)
-    *others, job = manifests
-    _delete_found(cluster, record, [job], objects)
+    jobs = [manifest for manifest in manifests if manifest["kind"] == record.kind.object_kind]
+    others = [manifest for manifest in manifests if manifest["kind"] != record.kind.object_kind]
+    _delete_found(cluster, record, jobs, objects)
     remaining = _wait_for_pods(cluster, record, on_wait)
     _delete_found(cluster, record, list(reversed(others)), objects)
     return remaining

@@ -1,6 +1,11 @@
-"""Comments in manifests: a sentence above each object, and above fields that need an explanation."""
+"""Comments in manifests: a sentence above each object, and above fields that need an explanation.
+Those of the job are in its kind."""
+
+from collections.abc import Iterator
 
 import yaml
+
+from llmtrain.launch.kinds.base import all_kinds
 
 OBJECTS = {
     "ConfigMap": "The config of the run, mounted at /config in every pod, and how the run was launched.",
@@ -10,27 +15,11 @@ OBJECTS = {
     "PodMonitor": "For the Prometheus Operator: pod 0 serves the metrics of the run.",
     "PodDisruptionBudget": "Keeps `kubectl drain` from evicting pods that the run needs.",
     "Service": "A headless Service: it gives each pod a DNS name, so that the others find pod 0.",
-    "Job": "The run: an Indexed Job, one pod per node. The index of a pod (JOB_COMPLETION_INDEX) is its node rank.",
-    "StatefulSet": "The run: one pod per node. The number at the end of a pod's name is its node rank.",
-    "PyTorchJob": "The run, for the Kubeflow Training Operator, which creates one pod per node and their Services.",
-    "JobSet": "The run, for the JobSet controller, which creates an Indexed Job and a headless Service for its pods.",
-    "TrainingRuntime": "The pod template of the TrainJob. Kubeflow Trainer creates a JobSet from the two.",
-    "TrainJob": "The run, for Kubeflow Trainer: number of pods, processes per pod, and the runtime.",
 }
 FIELDS = {
     "train.yaml": "All fields, including defaults.",
     "clusterIP": "Headless: the name of a pod resolves to that pod.",
     "publishNotReadyAddresses": "Pods have to find each other before they are ready.",
-    "nprocPerNode": "Processes per pod.",
-    "podManagementPolicy": "Create all pods at once: pod 0 is not ready before the others have joined.",
-    "cleanPodPolicy": "Keep finished pods and their logs.",
-    "completions": "Number of pods. All run at once, so both numbers are equal.",
-    "numNodes": "Number of pods.",
-    "numProcPerNode": "Processes per pod.",
-    "maxRestarts": "The Job below replaces failed pods; the JobSet itself is not restarted.",
-    "backoffLimit": "Number of crashes after which the run fails (launch.max_restarts).",
-    "podReplacementPolicy": "Replace a pod when it has ended, not while it is still saving a checkpoint.",
-    "podFailurePolicy": "A restart does not fix 64 and 65. Interruptions (75, evictions) do not count as crashes.",
     "terminationGracePeriodSeconds": "Time to save a checkpoint after SIGTERM.",
     "automountServiceAccountToken": "Training does not use the Kubernetes API.",
     "enableServiceLinks": "No environment variables for every Service of the namespace.",
@@ -41,21 +30,30 @@ FIELDS = {
     "readOnlyRootFilesystem": "Only the volumes below are writable.",
     "emptyDir": "Shared memory for NCCL and data loaders; the default is 64 MB.",
 }
-
-
 _USER_FIELDS = ("nodeSelector", "affinity")  # with keys chosen by the user
+
+
+def object_comments() -> dict[str, str]:
+    """Kubernetes kind -> the sentence above such a manifest."""
+    comments = dict(OBJECTS)
+    for kind in all_kinds():
+        comments |= kind.comments
+    return comments
 
 
 def with_comments(kind: str, text: str) -> str:
     """Add comments to a manifest; a field that occurs several times has one at its first occurrence."""
     lines = text.splitlines(keepends=True)
     comments: dict[int, str] = {}
+    objects = object_comments()
     remaining = dict(FIELDS)
+    for each in all_kinds():
+        remaining |= each.field_comments
     for key, value in _fields(yaml.compose(text, Loader=yaml.SafeLoader)):
         if key.value in remaining and _applies(key.value, value):
-            line, column = key.start_mark.line, key.start_mark.column
-            comments[line] = f"{' ' * column}# {remaining.pop(key.value)}\n"
-    start = f"# {OBJECTS[kind]}\n" if kind in OBJECTS else ""
+            indent = " " * key.start_mark.column
+            comments[key.start_mark.line] = f"{indent}# {remaining.pop(key.value)}\n"
+    start = f"# {objects[kind]}\n" if kind in objects else ""
     return start + "".join(comments.get(number, "") + line for number, line in enumerate(lines))
 
 
@@ -68,14 +66,13 @@ def _applies(key: str, value: yaml.Node) -> bool:
     return key != "readOnlyRootFilesystem" or value.value == "true"
 
 
-def _fields(node: yaml.Node | None) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+def _fields(node: yaml.Node | None) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
     """(key, value) of every mapping, from top to bottom, without strings' contents and user-chosen keys."""
     if isinstance(node, yaml.MappingNode):
-        return [
-            field
-            for key, value in node.value
-            for field in [(key, value), *(_fields(value) if key.value not in _USER_FIELDS else [])]
-        ]
-    if isinstance(node, yaml.SequenceNode):
-        return [field for item in node.value for field in _fields(item)]
-    return []
+        for key, value in node.value:
+            yield key, value
+            if key.value not in _USER_FIELDS:
+                yield from _fields(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _fields(item)

@@ -1,4 +1,4 @@
-"""The manifests of a run: the objects that all workloads share (ConfigMap, claims, Service, policies), and YAML."""
+"""The manifests of a run: the objects that all kinds share (ConfigMap, claims, Service, policies), and YAML."""
 
 import json
 import re
@@ -9,23 +9,22 @@ import yaml
 
 from llmtrain.kubernetes.labels import CODE_LABEL, IMAGE_ANNOTATION, LAUNCH_ANNOTATION, has_labels
 from llmtrain.launch.code_map import code_map_data
+from llmtrain.launch.job import JOB_FILE, METRICS_PORT, JobPlan, Manifest
+from llmtrain.launch.kinds.base import find_kind
 from llmtrain.launch.manifest_comments import with_comments
-from llmtrain.launch.plan import JOB_FILE, METRICS_PORT, JobPlan, Manifest, find_workload
 from llmtrain.launch.pod import without_empty
-from llmtrain.launch.work import CONFIG_FILE
+from llmtrain.launch.pod_task import CONFIG_FILE
 from llmtrain.tracking.prometheus import PATH as METRICS_PATH
 
-# Condition types of a Job; a TrainJob has the same.
-JOB_STATES = {"Complete": "finished", "Failed": "failed", "Suspended": "suspended"}
-INDEX_LABEL = "batch.kubernetes.io/job-completion-index"  # of the pods of an Indexed Job, Kubernetes >= 1.28
-QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 
 
 def render(plan: JobPlan) -> list[Manifest]:
     """All manifests of a run, in the order of creation: the ConfigMap first, the job last."""
     policies = [*_network_policy(plan), *_disruption_budget(plan), *_pod_monitor(plan)]
     shared = [config_map(plan), *_code_map(plan), *_claims(plan), *policies]
-    return [*shared, *find_workload(plan.launch).render(plan)]
+    return [*shared, *find_kind(plan.launch).render(plan)]
 
 
 def metadata(plan: JobPlan, name: str | None = None, labels: dict[str, str] | None = None) -> Manifest:
@@ -36,7 +35,9 @@ def job_metadata(plan: JobPlan) -> Manifest:
     """Metadata of the job, with the labels that Kueue reads."""
     launch = plan.launch
     meta = metadata(plan, labels=without_empty({QUEUE_LABEL: launch.queue, PRIORITY_LABEL: launch.queue_priority}))
-    return meta | ({"annotations": dict(launch.annotations)} if launch.annotations else {})
+    if launch.annotations:
+        meta["annotations"] = dict(launch.annotations)
+    return meta
 
 
 def headless_service(plan: JobPlan) -> Manifest:
@@ -54,31 +55,6 @@ def headless_service(plan: JobPlan) -> Manifest:
     }
 
 
-def job_spec(plan: JobPlan, template: Manifest) -> Manifest:
-    """The spec of a batch/v1 Job, which three workloads use, without the number of pods.
-
-    Exit codes 64 and 65 fail the job. Interruptions (75, evictions) do not count as failures, all other codes do.
-    Ignore needs no limit: llmtrain gives up with 65 if restarts produce no newer checkpoint.
-    """
-
-    def on_codes(action: str, *codes: int) -> Manifest:
-        return {"action": action, "onExitCodes": {"operator": "In", "values": list(codes)}}
-
-    disrupted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    return without_empty(
-        {
-            "completionMode": "Indexed",
-            "backoffLimit": plan.launch.max_restarts,
-            "activeDeadlineSeconds": plan.launch.active_deadline_sec,
-            "podReplacementPolicy": "Failed",
-            # Some pods of an elastic run may never be scheduled: it has finished when pod 0 has.
-            "successPolicy": {"rules": [{"succeededIndexes": "0"}]} if plan.min_nodes < plan.nodes else None,
-            "podFailurePolicy": {"rules": [on_codes("FailJob", 64, 65), disrupted, on_codes("Ignore", 75)]},
-            "template": template,
-        }
-    )
-
-
 def config_map(plan: JobPlan) -> Manifest:
     return {
         "apiVersion": "v1",
@@ -90,44 +66,45 @@ def config_map(plan: JobPlan) -> Manifest:
 
 def job_text(plan: JobPlan) -> str:
     """What a resume needs in addition to the config."""
-    code = {"code": {"sha256": plan.code.sha256, "paths": plan.code.paths}} if plan.code else {}
-    return json.dumps({"work": asdict(plan.work), "number": plan.number, "nonce": plan.nonce, **code})
+    values: dict[str, Any] = {"work": asdict(plan.task), "number": plan.number, "nonce": plan.nonce}
+    if plan.code:
+        values["code"] = {"sha256": plan.code.sha256, "paths": plan.code.paths}
+    return json.dumps(values)
 
 
 def _code_map(plan: JobPlan) -> list[Manifest]:
     if plan.code is None:
         return []
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": metadata(plan, plan.code_map, CODE_LABEL),
-            "immutable": True,
-            **(code_map_data(plan) if plan.code.contents else {}),
-        }
-    ]
+    code_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(plan, plan.code_map, CODE_LABEL),
+        "immutable": True,
+    }
+    if plan.code.contents:  # else it is on the cluster already
+        code_map |= code_map_data(plan)
+    return [code_map]
 
 
 def _claims(plan: JobPlan) -> list[Manifest]:
+    """Claims for the volumes that name no existing one."""
     default = "ReadWriteMany" if plan.nodes > 1 else "ReadWriteOnce"
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            # A claim may outlive its run: `fetch` then needs the image, and a launch must know who created it.
-            "metadata": metadata(plan, plan.claim(name))
-            | {"annotations": {IMAGE_ANNOTATION: plan.launch.image, LAUNCH_ANNOTATION: plan.launch_id}},
-            "spec": without_empty(
-                {
-                    "accessModes": [volume.access_mode or default],
-                    "storageClassName": volume.storage_class,
-                    "resources": {"requests": {"storage": volume.size}},
-                }
-            ),
+    claims = []
+    for name, volume in plan.launch.volumes.items():
+        if volume.claim:
+            continue
+        meta = metadata(plan, plan.claim(name))
+        # A claim may outlive its run: `fetch` then needs the image, and a launch must know who created it.
+        meta["annotations"] = {IMAGE_ANNOTATION: plan.launch.image, LAUNCH_ANNOTATION: plan.launch_id}
+        spec = {
+            "accessModes": [volume.access_mode or default],
+            "storageClassName": volume.storage_class,
+            "resources": {"requests": {"storage": volume.size}},
         }
-        for name, volume in plan.launch.volumes.items()
-        if not volume.claim
-    ]
+        claims.append(
+            {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": without_empty(spec)}
+        )
+    return claims
 
 
 def _network_policy(plan: JobPlan) -> list[Manifest]:
@@ -181,7 +158,7 @@ def _pod_monitor(plan: JobPlan) -> list[Manifest]:
             "kind": "PodMonitor",
             "metadata": metadata(plan),
             "spec": {
-                "selector": {"matchLabels": plan.selector | find_workload(plan.launch).pod_0_labels(plan.launch)},
+                "selector": {"matchLabels": plan.selector | find_kind(plan.launch).pod_0_labels},
                 "podMetricsEndpoints": [{"port": METRICS_PORT, "path": METRICS_PATH}],
             },
         }
@@ -196,7 +173,11 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else '"' if re.match(r"[-+.]?[0-9]|[yYnN]$", text) else None
+    style = None
+    if "\n" in text:
+        style = "|"
+    elif re.match(r"[-+.]?[0-9]|[yYnN]$", text):
+        style = '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
@@ -215,10 +196,10 @@ def dump_manifests(manifests: list[Manifest]) -> str:
 
 def as_files(plan: JobPlan, manifests: list[Manifest]) -> dict[str, str]:
     """File name -> content: one numbered file per manifest, and a kustomization."""
-    files = {
-        f"{number:02}-{manifest['kind'].lower()}-{manifest['metadata']['name']}.yaml": dump_manifest(manifest)
-        for number, manifest in enumerate(manifests, start=1)
-    }
+    files = {}
+    for number, manifest in enumerate(manifests, start=1):
+        name = f"{number:02}-{manifest['kind'].lower()}-{manifest['metadata']['name']}.yaml"
+        files[name] = dump_manifest(manifest)
     kustomization = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",

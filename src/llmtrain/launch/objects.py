@@ -10,7 +10,7 @@ from llmtrain.kubernetes.api_errors import AlreadyExists, KindNotFound
 from llmtrain.kubernetes.client import Cluster, Object
 from llmtrain.kubernetes.labels import belongs_to_run
 from llmtrain.kubernetes.server_clock import seconds_since
-from llmtrain.launch.plan import JobPlan, Manifest
+from llmtrain.launch.job import JobPlan, Manifest
 
 RETRY_SEC = 0.5
 RUNTIME_SEC = 10.0  # until the operator of a TrainJob sees a runtime that was created just before
@@ -28,7 +28,8 @@ def find_objects(cluster: Cluster, manifests: list[Manifest]) -> dict[str, Objec
     objects = {}
     for manifest in manifests:
         with suppress(KindNotFound):  # the CRD was removed, and all of its objects with it
-            if (found := find_object(cluster, manifest)) is not None:
+            found = find_object(cluster, manifest)
+            if found is not None:
                 objects[object_key(manifest)] = found
     return objects
 
@@ -74,7 +75,7 @@ def create_object(cluster: Cluster, manifest: Manifest, run_id: str, undo: Undo)
 
 
 def delete_object(cluster: Cluster, manifest: Manifest, run_id: str, uid: str | None = None) -> None:
-    """Delete an object of the run. `uid`: only that very object; without it the one that has the name now."""
+    """Delete an object of the run, if its uid is `uid`. None deletes whatever has the name."""
     try:
         found = find_object(cluster, manifest)
     except KindNotFound:  # the CRD was removed, and all of its objects with it
@@ -105,7 +106,8 @@ def undo_on_error() -> Iterator[Undo]:
 def name_taken(cluster: Cluster, found: Object, plan: JobPlan) -> UsageError:
     """The error for an object that exists and prevents a launch."""
     options = cluster.place(plan.namespace)
-    kind, name = found["kind"], found["metadata"]["name"]
+    kind = found["kind"]
+    name = found["metadata"]["name"]
     if not belongs_to_run(found, plan.run_id):
         return UsageError(
             f"{kind} {name} already exists in namespace {plan.namespace} and does not belong to this run.",

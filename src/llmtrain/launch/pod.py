@@ -1,10 +1,10 @@
-"""The pod template of all workloads. It passes Pod Security `restricted` unless the config says otherwise."""
+"""The pod template of all kinds. It passes Pod Security `restricted` unless the config says otherwise."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from llmtrain.config.launch import DataVolumeSection, LaunchSection
-from llmtrain.env import (
+from llmtrain.config.launch import HF_TOKEN, DataVolumeSection, LaunchSection
+from llmtrain.core.env import (
     CODE_DIR,
     CODE_HASH,
     EXIT_CODES,
@@ -16,10 +16,10 @@ from llmtrain.env import (
     TOKEN_CACHE,
 )
 from llmtrain.launch.code_map import code_volume
-from llmtrain.launch.plan import METRICS_PORT, JobPlan, Manifest
+from llmtrain.launch.job import METRICS_PORT, PREFETCH, JobPlan, Manifest
 from llmtrain.launch.pod_patch import patched
 from llmtrain.launch.pod_scripts import script_text
-from llmtrain.launch.work import CODE_PATH, CONFIG_DIR, CONFIG_FILE, WORK_DIR
+from llmtrain.launch.pod_task import CODE_PATH, CONFIG_DIR, CONFIG_FILE, WORK_DIR
 from llmtrain.tracking.prometheus import PATH as METRICS_PATH
 
 USER_ID = 1000  # the user of docker/Dockerfile; other images need not have it
@@ -72,10 +72,12 @@ def pod_security(launch: LaunchSection) -> Manifest:
 
 def container_security(launch: LaunchSection, capabilities: Sequence[str] = ()) -> Manifest:
     """The securityContext field of a container, if any."""
-    context = CONTAINER_SECURITY if launch.security == "restricted" else {}
+    context: Manifest = {}
+    if launch.security == "restricted":
+        context |= CONTAINER_SECURITY
     if capabilities:
-        context = {**context, "capabilities": {**context.get("capabilities", {}), "add": list(capabilities)}}
-    return {"securityContext": context} if context else {}
+        context["capabilities"] = {**context.get("capabilities", {}), "add": list(capabilities)}
+    return without_empty({"securityContext": context})
 
 
 def pod_template(
@@ -85,8 +87,14 @@ def pod_template(
     port_name: str = "rendezvous",
     subdomain: str | None = None,
 ) -> Manifest:
-    """`env`: additional variables of the workload; `restart_policy` None: the operator sets it."""
+    """`env`: additional variables of the kind; `restart_policy` None: the operator sets it."""
     launch = plan.launch
+    dns_policy = None
+    init_containers = []
+    if launch.host_network:  # with the default policy, such a pod cannot resolve the names of Services
+        dns_policy = "ClusterFirstWithHostNet"
+    if plan.is_fetching:
+        init_containers = [_prefetch(plan)]
     spec: Manifest = {
         "restartPolicy": restart_policy,
         "subdomain": subdomain,
@@ -94,7 +102,8 @@ def pod_template(
         "serviceAccountName": launch.service_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        **({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if launch.host_network else {}),
+        "hostNetwork": launch.host_network or None,
+        "dnsPolicy": dns_policy,
         "runtimeClassName": launch.runtime_class,
         "schedulerName": launch.scheduler_name,
         "securityContext": pod_security(launch),
@@ -104,7 +113,7 @@ def pod_template(
         "tolerations": list(launch.tolerations),
         "affinity": dict(launch.affinity),
         "topologySpreadConstraints": _spread(plan),
-        "initContainers": [_prefetch(plan)] if plan.is_fetching else [],
+        "initContainers": init_containers,
         "containers": [_container(plan, env or [], port_name)],
         "volumes": _volumes(plan),
     }
@@ -147,7 +156,9 @@ def _container(plan: JobPlan, env: list[Manifest], port_name: str) -> Manifest:
 
 
 def _metrics_port(plan: JobPlan) -> list[Manifest]:
-    return [{"name": METRICS_PORT, "containerPort": plan.metrics_port}] if plan.metrics_port else []
+    if not plan.metrics_port:
+        return []
+    return [{"name": METRICS_PORT, "containerPort": plan.metrics_port}]
 
 
 def _scrape_annotations(plan: JobPlan) -> dict[str, str]:
@@ -162,7 +173,7 @@ def _prefetch(plan: JobPlan) -> Manifest:
     """Downloads models and data before training starts, so that training needs neither the hub nor a token."""
     options = ["--config", f"{CONFIG_DIR}/{CONFIG_FILE}", "--report", PREFETCH_REPORT]
     return {
-        "name": "prefetch",
+        "name": PREFETCH,
         "image": plan.launch.image,
         "imagePullPolicy": plan.launch.image_pull_policy,
         "command": ["python", "-m", "llmtrain", "prefetch", *options],
@@ -175,38 +186,60 @@ def _prefetch(plan: JobPlan) -> Manifest:
 
 
 def _env_from(plan: JobPlan) -> Manifest:
-    names = plan.launch.env_secrets
-    return {"envFrom": [{"secretRef": {"name": name}} for name in names]} if names else {}
+    return without_empty({"envFrom": [{"secretRef": {"name": name}} for name in plan.launch.env_secrets]})
 
 
 def _env(plan: JobPlan, is_prefetch: bool = False) -> list[Manifest]:
-    launch, is_held = plan.launch, plan.work.mode == "hold"
-    # Training does not need the hub after the prefetch. In held pods users may want other models than the config's.
-    uses_hub = is_prefetch or is_held or not plan.is_fetching
-    # On the volume, tokens outlive the pod, and the next run finds them.
-    plain = {**WRITABLE, LAUNCH: plan.launch_id, TOKEN_CACHE: f"{plan.mounts['runs']}/.cache/llmtrain"}
-    plain |= {"MLFLOW_TRACKING_URI": plan.tracking_uri} if plan.tracking_uri else {}
-    models = launch.models_volume
-    if "models" in launch.volumes and not models.read_only:  # downloaded once for all pods
-        plain["HF_HOME"] = f"{models.mount_path}/huggingface"
-    plain |= {} if uses_hub else {"HF_HUB_OFFLINE": "1"}
-    plain |= {PREFETCHED: PREFETCH_REPORT} if plan.is_fetching and not is_prefetch else {}
-    if is_held and not is_prefetch:
-        plain[HOLD_SCRIPT] = script_text("hold.py")
-    if plan.work.mode in ("hold", "command") and not is_prefetch:
-        plain[RUN_DIR] = f"{plan.mounts['runs']}/{plan.run_id}"
-    plain |= launch.env
+    """Variables of the trainer, or of the init container that downloads models and data."""
+    values = {**WRITABLE, LAUNCH: plan.launch_id, **_volume_variables(plan)}
+    if plan.tracking_uri:
+        values["MLFLOW_TRACKING_URI"] = plan.tracking_uri
+    if not is_prefetch:
+        values |= _task_variables(plan)
+    values |= plan.launch.env  # the user's take precedence over those above
     if plan.code:
-        plain |= {CODE_DIR: CODE_PATH, CODE_HASH: plan.code.sha256}
-        plain["PYTHONPATH"] = ":".join(filter(None, (CODE_PATH, launch.env.get("PYTHONPATH"))))
-    rows: list[Manifest] = [{"name": name, "value": value} for name, value in plain.items()]
+        paths = [CODE_PATH, plan.launch.env.get("PYTHONPATH")]
+        values |= {CODE_DIR: CODE_PATH, CODE_HASH: plan.code.sha256}
+        values["PYTHONPATH"] = ":".join(path for path in paths if path)
+    rows: list[Manifest] = [{"name": name, "value": value} for name, value in values.items()]
     rows.append({"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}})
-    token = launch.hf_token_secret
-    if token.name and (is_prefetch or plan.work.mode in ("hold", "command")):  # only where downloads happen
-        rows.append(
-            {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": token.name, "key": token.key}}},
-        )
+    token = plan.launch.hf_token_secret
+    has_downloads = is_prefetch or plan.task.mode in ("hold", "command")
+    if token.name and has_downloads:
+        variable = token.variable
+        if is_prefetch:  # the downloads are ours, the variable is for the user's program
+            variable = HF_TOKEN
+        rows.append({"name": variable, "valueFrom": {"secretKeyRef": {"name": token.name, "key": token.key}}})
     return rows
+
+
+def _volume_variables(plan: JobPlan) -> dict[str, str]:
+    """Caches on volumes, which outlive the pod."""
+    values = {}
+    runs = plan.mounts.get("runs")
+    if runs:  # the next run finds the tokens
+        values[TOKEN_CACHE] = f"{runs}/.cache/llmtrain"
+    models = plan.launch.models_volume
+    if "models" in plan.launch.volumes and not models.read_only:  # downloaded once for all pods
+        values["HF_HOME"] = f"{models.mount_path}/huggingface"
+    return values
+
+
+def _task_variables(plan: JobPlan) -> dict[str, str]:
+    """What the task of the trainer's container needs."""
+    values = {}
+    mode = plan.task.mode
+    runs = plan.mounts.get("runs")
+    if plan.is_fetching:
+        # Training does not need the hub after the prefetch. In held pods users may want other models than the config's.
+        if mode != "hold":
+            values["HF_HUB_OFFLINE"] = "1"
+        values[PREFETCHED] = PREFETCH_REPORT
+    if mode == "hold":
+        values[HOLD_SCRIPT] = script_text("hold.py")
+    if runs and mode in ("hold", "command"):
+        values[RUN_DIR] = f"{runs}/{plan.run_id}"
+    return values
 
 
 def _resources(plan: JobPlan) -> Manifest:
@@ -227,31 +260,40 @@ def _mounts(plan: JobPlan) -> list[Manifest]:
         {"name": "tmp", "mountPath": "/tmp"},
         {"name": "cache", "mountPath": CACHE_DIR},
         {"name": "shm", "mountPath": "/dev/shm"},
-        *([{"name": "work", "mountPath": WORK_DIR}] if plan.work.mode == "hold" else []),
-        *([{"name": "code", "mountPath": CODE_PATH, "readOnly": True}] if plan.code else []),
     ]
+    if plan.task.mode == "hold":
+        mounts.append({"name": "work", "mountPath": WORK_DIR})
+    if plan.code:
+        mounts.append({"name": "code", "mountPath": CODE_PATH, "readOnly": True})
     for name, volume in plan.launch.volumes.items():
-        is_read_only = isinstance(volume, DataVolumeSection) and volume.read_only
-        mounts.append({"name": name, "mountPath": plan.mounts[name]} | ({"readOnly": True} if is_read_only else {}))
+        mount: Manifest = {"name": name, "mountPath": plan.mounts[name]}
+        if isinstance(volume, DataVolumeSection) and volume.read_only:
+            mount["readOnly"] = True
+        mounts.append(mount)
     return [*mounts, *plan.launch.extra_mounts]
 
 
 def _volumes(plan: JobPlan) -> list[Manifest]:
-    return [
+    volumes: list[Manifest] = [
         {"name": "config", "configMap": {"name": plan.config_map}},
         {"name": "tmp", "emptyDir": {}},
         {"name": "cache", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": plan.launch.resources.shm_size}},
-        *([{"name": "work", "emptyDir": {}}] if plan.work.mode == "hold" else []),
-        *([{"name": "code", "configMap": code_volume(plan)}] if plan.code else []),
-        *({"name": name, "persistentVolumeClaim": {"claimName": plan.claim(name)}} for name in plan.launch.volumes),
-        *plan.launch.extra_volumes,
     ]
+    if plan.task.mode == "hold":
+        volumes.append({"name": "work", "emptyDir": {}})
+    if plan.code:
+        volumes.append({"name": "code", "configMap": code_volume(plan)})
+    for name in plan.launch.volumes:
+        volumes.append({"name": name, "persistentVolumeClaim": {"claimName": plan.claim(name)}})
+    return [*volumes, *plan.launch.extra_volumes]
 
 
 def _spread(plan: JobPlan) -> list[Manifest]:
+    """The constraints of the config. `true` prefers one pod per node."""
     spread = plan.launch.topology_spread
-    if isinstance(spread, bool):
-        prefer = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
-        spread = [prefer] if spread and plan.nodes > 1 else []
+    if spread is False or (spread is True and plan.nodes == 1):
+        return []
+    if spread is True:
+        spread = [{"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}]
     return [{**row, "labelSelector": row.get("labelSelector", {"matchLabels": plan.selector})} for row in spread]

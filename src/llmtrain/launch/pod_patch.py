@@ -9,13 +9,13 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-from llmtrain.distributed.env import NAMES
-from llmtrain.env import VARIABLES
+from llmtrain.core.env import VARIABLES
+from llmtrain.distributed.platform_env import NAMES
 from llmtrain.errors import UsageError
-from llmtrain.launch.plan import JobPlan, Manifest
+from llmtrain.launch.job import JobPlan, Manifest
 
 TRAINER = "trainer"
-"""Name of the training container in a patch, whatever the workload calls it."""
+"""Name of the training container in a patch, whatever the kind calls it."""
 DIRECTIVE = "$patch"
 # List -> merge key, as in the API types of Kubernetes.
 _POD_LISTS = {
@@ -30,17 +30,13 @@ _POD_LISTS = {
 }
 _CONTAINER_LISTS = {"env": "name", "ports": "containerPort", "volumeMounts": "mountPath", "volumeDevices": "devicePath"}
 MERGE_KEYS: dict[tuple[str, ...], str] = {("spec", name): key for name, key in _POD_LISTS.items()}
-MERGE_KEYS |= {
-    ("spec", containers, name): key
-    for containers in ("containers", "initContainers")
-    for name, key in _CONTAINER_LISTS.items()
-}
+MERGE_KEYS |= {("spec", "containers", name): key for name, key in _CONTAINER_LISTS.items()}
+MERGE_KEYS |= {("spec", "initContainers", name): key for name, key in _CONTAINER_LISTS.items()}
 _VOLUMES = ("spec", "volumes")
-_OWN_VARIABLES = {"POD_INDEX", *VARIABLES["Set in pods and worker processes"]}
-_OWN_VARIABLES |= {name for names in NAMES.values() for name in names}
+_OWN_VARIABLES = {"POD_INDEX", *VARIABLES["Set in pods and worker processes"]}.union(*NAMES.values())
 _OWN_VOLUMES = {"config": "it holds the config", "runs": "set launch.runs_volume", "code": "it holds your own code"}
 _POD_FIELDS = {
-    "restartPolicy": "the workload kind decides it",
+    "restartPolicy": "launch.kind decides it",
     "subdomain": "pods find each other by it",
     "hostname": "pods find each other by it",
     "setHostnameAsFQDN": "pods find each other by it",
@@ -80,12 +76,14 @@ def _check_images(template: Manifest, result: Manifest) -> None:
 
 
 def _with_container(patch: Manifest, container: str) -> Manifest:
-    """The patch with the name that the workload requires for the training container."""
+    """The patch with the name that the kind requires for the training container."""
     patch = copy.deepcopy(patch)
-    containers = patch["spec"].get("containers") if isinstance(patch.get("spec"), dict) else None
-    for each in containers if isinstance(containers, list) else ():
-        if isinstance(each, dict) and each.get("name") == TRAINER:
-            each["name"] = container
+    spec = patch.get("spec")
+    containers = spec.get("containers") if isinstance(spec, dict) else None
+    if isinstance(containers, list):
+        for each in containers:
+            if isinstance(each, dict) and each.get("name") == TRAINER:
+                each["name"] = container
     return patch
 
 
@@ -161,29 +159,32 @@ def _dotted(path: Path) -> str:
 
 def _broken_metadata(before: Manifest, after: Manifest, own_labels: list[str]) -> Iterator[str]:
     """What the patch has changed that llmtrain needs, and why."""
-    labels, old = after.get("metadata", {}).get("labels") or {}, before["metadata"]["labels"]
-    yield from (
-        f"label {key} (the pods of the run are found by it)" for key in own_labels if labels.get(key) != old[key]
-    )
-    added = set(after.get("metadata", {})) - {"labels", "annotations"}
-    yield from (f"metadata.{key} (only labels and annotations can be patched)" for key in sorted(added))
+    metadata = after.get("metadata", {})
+    labels = metadata.get("labels") or {}
+    for key in own_labels:
+        if labels.get(key) != before["metadata"]["labels"][key]:
+            yield f"label {key} (the pods of the run are found by it)"
+    for key in sorted(set(metadata) - {"labels", "annotations"}):
+        yield f"metadata.{key} (only labels and annotations can be patched)"
 
 
 def _broken_spec(before: Manifest, after: Manifest, container: str) -> Iterator[str]:
-    spec, own_spec = after.get("spec", {}), before["spec"]
-    yield from (
-        f"spec.{name} ({reason})" for name, reason in _POD_FIELDS.items() if spec.get(name) != own_spec.get(name)
-    )
-    for name in _OWN_VOLUMES:
+    spec = after.get("spec", {})
+    own_spec = before["spec"]
+    for name, reason in _POD_FIELDS.items():
+        if spec.get(name) != own_spec.get(name):
+            yield f"spec.{name} ({reason})"
+    for name, reason in _OWN_VOLUMES.items():
         if _named(spec.get("volumes"), name) != _named(own_spec["volumes"], name):
-            yield (
-                f"volume {name} (set launch.runs_volume)" if name == "runs" else f"volume {name} (it holds the config)"
-            )
-    for kind in ("initContainers", "containers"):
-        for each in own_spec.get(kind, []):
-            found = _named(spec.get(kind), each["name"])
+            yield f"volume {name} ({reason})"
+    for containers in ("initContainers", "containers"):
+        for each in own_spec.get(containers, []):
+            found = _named(spec.get(containers), each["name"])
             name = TRAINER if each["name"] == container else each["name"]
-            yield from _broken_container(each, found, name) if found else [f"container {name} (it is required)"]
+            if found is None:
+                yield f"container {name} (it is required)"
+            else:
+                yield from _broken_container(each, found, name)
 
 
 def _broken_container(before: Manifest, after: Manifest, name: str) -> Iterator[str]:
@@ -192,23 +193,17 @@ def _broken_container(before: Manifest, after: Manifest, name: str) -> Iterator[
         "args": "llmtrain starts the processes with its command",
         "image": "set launch.image",
     }
-    yield from (
-        f"{field} of container {name} ({why})"
-        for field, why in reasons.items()
-        if before.get(field) != after.get(field)
-    )
-    old, new = _variables(before), _variables(after)
-    yield from (
-        f"variable {key} of container {name} (llmtrain or the platform sets it)"
-        for key in sorted({*old, *new} & _OWN_VARIABLES)
-        if old.get(key) != new.get(key)
-    )
-    own = [mount for mount in before["volumeMounts"] if mount["name"] in _OWN_VOLUMES]
-    yield from (
-        f"mount {mount['mountPath']} of container {name} (llmtrain reads and writes there)"
-        for mount in own
-        if mount not in after.get("volumeMounts", [])
-    )
+    for field, why in reasons.items():
+        if before.get(field) != after.get(field):
+            yield f"{field} of container {name} ({why})"
+    old = _variables(before)
+    new = _variables(after)
+    for key in sorted({*old, *new} & _OWN_VARIABLES):
+        if old.get(key) != new.get(key):
+            yield f"variable {key} of container {name} (llmtrain or the platform sets it)"
+    for mount in before["volumeMounts"]:
+        if mount["name"] in _OWN_VOLUMES and mount not in after.get("volumeMounts", []):
+            yield f"mount {mount['mountPath']} of container {name} (llmtrain reads and writes there)"
 
 
 def _variables(container: Manifest) -> dict[str, Manifest]:

@@ -8,14 +8,15 @@ from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 
-from llmtrain.code_bundle import CodeBundle
-from llmtrain.config.document import Document, parse_document
+from llmtrain import registry
+from llmtrain.compat.records import upgraded_record, with_image_schema
+from llmtrain.config.document import Document, parse_dumped
 from llmtrain.config.load import build_config
 from llmtrain.config.schema import SECTIONS, Config, section_class, subsection
 from llmtrain.config.section import Section
-from llmtrain.config.upgrade import Upgrade, is_old, upgrade
+from llmtrain.core.redact import redacted_line
 from llmtrain.errors import LlmtrainError, UsageError, nearest
-from llmtrain.kubernetes.client import PLURALS, Cluster, Object
+from llmtrain.kubernetes.client import Cluster, Object, plural_of
 from llmtrain.kubernetes.labels import (
     APP_LABEL,
     ATTEMPT,
@@ -30,10 +31,12 @@ from llmtrain.kubernetes.labels import (
     run_label_of,
     run_selector,
 )
+from llmtrain.launch.code_bundle import CodeBundle
+from llmtrain.launch.job import JOB_FILE, JobPlan, Manifest, config_map_name
+from llmtrain.launch.kinds.base import Kind, find_kind
 from llmtrain.launch.manifests import render
-from llmtrain.launch.plan import JOB_FILE, JobPlan, Manifest, Workload, config_map_name, find_workload, plan_job
-from llmtrain.launch.work import CONFIG_FILE, Work
-from llmtrain.redact import redacted_line
+from llmtrain.launch.plan_job import plan_job
+from llmtrain.launch.pod_task import CONFIG_FILE, MODES_WITH_FILES, PodTask
 from llmtrain.runs.directory import local_run_hint
 
 
@@ -44,7 +47,7 @@ class Record:
     run_id: str
     namespace: str
     config: Config
-    work: Work
+    task: PodTask
     number: int
     """Number of its last launch: 1, incremented by each resume."""
     launched_at: str
@@ -64,8 +67,8 @@ class Record:
     """The user's own code, without its contents."""
 
     @property
-    def workload(self) -> Workload:
-        return find_workload(self.config.launch)
+    def kind(self) -> Kind:
+        return find_kind(self.config.launch)
 
     @property
     def selector(self) -> dict[str, str | None]:
@@ -76,7 +79,7 @@ class Record:
     def plan(self) -> JobPlan:
         """The plan of its last launch."""
         return plan_job(
-            self.config, self.work, self.number, self.nonce, run_label=self.run_label, is_launched=True, code=self.code
+            self.config, self.task, self.number, self.nonce, run_label=self.run_label, is_launched=True, code=self.code
         )
 
     @cached_property
@@ -85,8 +88,17 @@ class Record:
         return render(self.plan)
 
     @property
-    def runs_claim(self) -> str:
-        return self.config.launch.runs_volume.claim or f"{self.run_id}-runs"
+    def runs_claim(self) -> str | None:
+        """The claim of its files; None if it has no volume for them."""
+        volume = self.config.launch.runs_volume
+        if volume is None:
+            return None
+        return volume.claim or f"{self.run_id}-runs"
+
+    @property
+    def has_files(self) -> bool:
+        """Whether it leaves files that `fetch` can download."""
+        return self.task.mode in MODES_WITH_FILES and self.runs_claim is not None
 
 
 @dataclass(frozen=True)
@@ -109,7 +121,7 @@ class _CodeFile:
 class _JobFile:
     """The content of job.json, which manifests.py writes."""
 
-    work: Work
+    work: PodTask
     number: NonNegativeInt
     nonce: str = ""
     code: _CodeFile | None = None
@@ -142,7 +154,8 @@ def all_records(cluster: Cluster, namespace: str | None) -> list[Record | Unread
     """The runs of a namespace, or of all namespaces, oldest first, including unreadable records."""
     records: list[Record | UnreadableRecord] = []
     for config_map in cluster.find("v1", "ConfigMap", namespace, {**APP_LABEL}):
-        meta, run_id = config_map["metadata"], run_id_of(config_map)
+        meta = config_map["metadata"]
+        run_id = run_id_of(config_map)
         if run_id is None or has_labels(config_map, CODE_LABEL):
             continue
         try:
@@ -156,8 +169,10 @@ def all_records(cluster: Cluster, namespace: str | None) -> list[Record | Unread
 def read_record(config_map: Object, options: str = "") -> Record:
     """The record in a ConfigMap. Its content is untrusted: anyone with write access to the namespace can edit it.
     `options`: command-line options that select the namespace, for remedies."""
-    meta, data = config_map["metadata"], config_map.get("data") or {}
-    run_id, run_label = run_id_of(config_map) or "", run_label_of(config_map) or RUN_LABEL
+    meta = config_map["metadata"]
+    data = config_map.get("data") or {}
+    run_id = run_id_of(config_map) or ""
+    run_label = run_label_of(config_map) or RUN_LABEL
     notes = meta.get("annotations") or {}
     where = f"ConfigMap {meta['name']} in namespace {meta['namespace']}"
     kinds = ",".join(["all,configmap,networkpolicy,poddisruptionbudget", *_operator_kinds(data)])
@@ -165,30 +180,29 @@ def read_record(config_map: Object, options: str = "") -> Record:
         "If another version of llmtrain wrote it, use that version. To remove the run without llmtrain: kubectl delete "
         f"{kinds} -l {run_label}={run_id}{options or ' -n ' + meta['namespace']}"
     )
-    missing = [name for name in (CONFIG_FILE, JOB_FILE) if name not in data]
-    if missing or meta["name"] != config_map_name(run_id):
-        reason = f"{missing[0]} is missing" if missing else f"its name must be {config_map_name(run_id)}"
-        raise UsageError(f"{where} is not the record of a run: {reason}.", remedy=remedy)
+    for name in (CONFIG_FILE, JOB_FILE):
+        if name not in data:
+            raise UsageError(f"{where} is not the record of a run: {name} is missing.", remedy=remedy)
+    if meta["name"] != config_map_name(run_id):
+        raise UsageError(
+            f"{where} is not the record of a run: its name must be {config_map_name(run_id)}.", remedy=remedy
+        )
     try:
         job = _JOB_FILE.validate_json(data[JOB_FILE], strict=True)
     except ValidationError as problem:
         first = problem.errors(include_url=False, include_input=False)[0]
         path = ".".join([JOB_FILE, *map(str, first["loc"])])
-        raise UsageError(
-            f"{where} is not a readable record of a run: {path}: {first['msg']}.",
-            remedy=remedy,
-        ) from None
+        raise UsageError(f"{where} is not a readable record of a run: {path}: {first['msg']}.", remedy=remedy) from None
     unknown: list[str] = []
     try:
-        document = parse_document(data[CONFIG_FILE], f"the config of {run_id}")
-        version = document.values.get("schema_version")
-        upgraded = upgrade(document.values, version, for_launch=True) if is_old(version) else Upgrade(document.values)
+        source = f"the config of {run_id}"
+        recorded = parse_dumped(data[CONFIG_FILE], source)
+        upgraded = upgraded_record(recorded)
         values = _known(upgraded.values, unknown)
         if upgraded.problems:
             raise UsageError(upgraded.problems[0])
-        config = build_config(Document(document.source, values), is_launched=True)
-        if is_old(version):  # the image may not read a later schema
-            config = config.with_values("launch", image_schema=2)
+        config = build_config(Document(source, values), is_launched=True)
+        config = with_image_schema(config, recorded)
     except LlmtrainError as problem:
         raise UsageError(f"{where} is not a readable record of a run: {problem.what}", remedy=remedy) from None
     if config.output.run_id != run_id:  # else `delete RUN` would delete the objects of another run
@@ -199,7 +213,7 @@ def read_record(config_map: Object, options: str = "") -> Record:
         run_id=run_id,
         namespace=meta["namespace"],
         config=config.with_values("launch", namespace=meta["namespace"]),
-        work=job.work,
+        task=job.work,
         number=job.number,
         launched_at=meta.get("creationTimestamp", ""),
         stopped_at=notes.get(STOPPED_AT),
@@ -216,32 +230,32 @@ def read_record(config_map: Object, options: str = "") -> Record:
 
 def is_same_launch(config_map: Object, record: Record) -> bool:
     """Whether a ConfigMap is still the record of this launch, not of a later one."""
+    data = config_map.get("data") or {}
     try:
-        number = _JOB_FILE.validate_json((config_map.get("data") or {}).get(JOB_FILE, ""), strict=True).number
+        job = _JOB_FILE.validate_json(data.get(JOB_FILE, ""), strict=True)
     except ValidationError:
         return False
-    return (str(config_map["metadata"].get("uid", "")), number) == (record.uid, record.number)
+    uid = str(config_map["metadata"].get("uid", ""))
+    return uid == record.uid and job.number == record.number
 
 
 def _operator_kinds(data: Mapping[str, Any]) -> list[str]:
     """Resources of operators, which `kubectl delete all` does not cover. Found by a search, because the config may be
     unreadable. Only those of this run: kubectl deletes nothing if one of the resources is not installed."""
-    found = re.search(rf"^\s+kind: ['\"]?({'|'.join(_OPERATOR_KINDS)})\b", str(data.get(CONFIG_FILE)), re.MULTILINE)
-    return [PLURALS[kind] for kind in _OPERATOR_KINDS[found[1]]] if found else []
-
-
-_OPERATOR_KINDS = {
-    "pytorch_job": ("PyTorchJob",),
-    "train_job": ("TrainJob", "TrainingRuntime"),
-    "job_set": ("JobSet",),
-}
+    names = "|".join(registry.KINDS)
+    found = re.search(rf"^\s+kind: ['\"]?({names})\b", str(data.get(CONFIG_FILE)), re.MULTILINE)
+    if found is None:
+        return []
+    kind: type[Kind] = registry.resolve("launch.kind", found[1], registry.KINDS)
+    return [plural_of(each) for each in kind.operator_kinds]
 
 
 def check_applied(record: Record, changed: Config, plan: JobPlan) -> None:
     """Refuse changes that would have no effect in the pods, where the launch section or the environment overrides
     them."""
-    before, after, in_pods = (_flat(config.as_dict()) for config in (record.config, changed, plan.config))
-    for name, value in after.items():
+    before = _flat(record.config.as_dict())
+    in_pods = _flat(plan.config.as_dict())
+    for name, value in _flat(changed.as_dict()).items():
         if value in (before.get(name), in_pods.get(name)):
             continue
         raise UsageError(
@@ -255,25 +269,26 @@ _DECIDED_BY = {"output.root_dir": "a relative path is a directory of this machin
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
     """`section.field` -> value."""
-    return {
-        f"{section}.{name}": value
-        for section, fields in values.items()
-        if isinstance(fields, dict)
-        for name, value in fields.items()
-    }
+    flat = {}
+    for section, fields in values.items():
+        if isinstance(fields, dict):
+            for name, value in fields.items():
+                flat[f"{section}.{name}"] = value
+    return flat
 
 
 def _known(values: dict[str, Any], unknown: list[str]) -> dict[str, Any]:
     """Drop fields that only another version of llmtrain has, so that its runs can be listed, stopped and fetched."""
     kept = {}
     for name, value in values.items():
-        kind = section_class(name, value) if name in SECTIONS and isinstance(value, dict) else None
-        if kind is not None:
-            value = _known_fields(kind, value, f"{name}.", unknown)
-        elif name not in (*SECTIONS, "schema_version"):
+        if name not in (*SECTIONS, "schema_version"):
             unknown.append(name)
             continue
         kept[name] = value
+        if name in SECTIONS and isinstance(value, dict):
+            kind = section_class(name, value)
+            if kind is not None:
+                kept[name] = _known_fields(kind, value, f"{name}.", unknown)
     return kept
 
 

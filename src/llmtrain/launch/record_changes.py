@@ -10,8 +10,8 @@ from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.kubernetes.client import Cluster, Object
 from llmtrain.kubernetes.labels import ATTEMPT, DELETED_AT, ENDED_AS, STOPPED_AT, belongs_to_run
 from llmtrain.kubernetes.server_clock import server_now
+from llmtrain.launch.job import Manifest, config_map_name
 from llmtrain.launch.objects import Undo, uid_of
-from llmtrain.launch.plan import Manifest, config_map_name
 from llmtrain.launch.record import Record, is_same_launch, read_record
 
 
@@ -46,7 +46,8 @@ def find_unchanged(cluster: Cluster, record: Record) -> Object:
 
 def replace_record(cluster: Cluster, record: Record, config_map: Manifest, undo: Undo) -> Record:
     """Replace the record by that of a new launch."""
-    before, attempt = find_unchanged(cluster, record), new_attempt()
+    before = find_unchanged(cluster, record)
+    attempt = new_attempt()
     undo.append(partial(_restore, cluster, record, before, attempt))
     annotations = {STOPPED_AT: None, ENDED_AS: None, ATTEMPT: attempt}
     change = {"data": config_map["data"], "metadata": {"annotations": annotations}}
@@ -70,7 +71,8 @@ def annotate(cluster: Cluster, record: Record, annotations: dict[str, str]) -> N
 
 def delete_record(cluster: Cluster, record: Record) -> None:
     found = find_same_launch(cluster, record)
-    name, version = config_map_name(record.run_id), found["metadata"].get("resourceVersion")
+    name = config_map_name(record.run_id)
+    version = found["metadata"].get("resourceVersion")
     with _refuse_conflict(cluster, record):
         cluster.delete("v1", "ConfigMap", name, record.namespace, uid=uid_of(found), resource_version=version)
 
@@ -87,11 +89,15 @@ def timestamp() -> str:
 def _restore(cluster: Cluster, record: Record, before: Object, attempt: str) -> None:
     """Restore the previous record if this attempt has replaced it and no other command has changed it since."""
     found = cluster.get("v1", "ConfigMap", config_map_name(record.run_id), record.namespace)
-    annotations = (found or {"metadata": {}})["metadata"].get("annotations") or {}
-    if found is None or annotations.get(ATTEMPT) != attempt or STOPPED_AT in annotations:
+    if found is None:
+        return
+    annotations = found["metadata"].get("annotations") or {}
+    if annotations.get(ATTEMPT) != attempt or STOPPED_AT in annotations:
         return
     previous = before["metadata"].get("annotations")
-    change = {"data": before["data"], "metadata": {"annotations": previous and {ATTEMPT: None, **previous}}}
+    if previous:
+        previous = {ATTEMPT: None, **previous}  # null removes that of this attempt
+    change = {"data": before["data"], "metadata": {"annotations": previous}}
     _patch(cluster, record, found, change)
 
 

@@ -8,8 +8,8 @@ from llmtrain.config.launch import SINGLE_NODE_MODES, LaunchSection
 from llmtrain.errors import UsageError
 from llmtrain.kubernetes.api_errors import AlreadyExists
 from llmtrain.kubernetes.client import Cluster, Object
+from llmtrain.launch.job import JobPlan
 from llmtrain.launch.manifests import config_map
-from llmtrain.launch.plan import JobPlan
 
 
 def check_claims_exist(cluster: Cluster, plan: JobPlan) -> None:
@@ -21,7 +21,8 @@ def check_claims_exist(cluster: Cluster, plan: JobPlan) -> None:
             if not volume.claim:
                 continue
             known = [c["metadata"]["name"] for c in cluster.find("v1", "PersistentVolumeClaim", plan.namespace)]
-            if not known:  # the namespace may not exist; a dry run tells, without the right to read namespaces
+            if not known:
+                # A dry run fails if the namespace is missing, and needs no permission to read namespaces.
                 with suppress(AlreadyExists):
                     cluster.create(config_map(plan), dry_run=True)
             raise UsageError(
@@ -50,12 +51,8 @@ def check_claims_match(cluster: Cluster, plan: JobPlan, before: LaunchSection | 
         for field, actual in _claim_fields(found).items():
             requested = getattr(volume, field)
             is_changed = last is not None and getattr(last, field) != requested
-            is_too_small = (
-                before is None
-                and field == "size"
-                and not volume.claim
-                and _is_larger(requested, next(iter(actual), None))
-            )
+            is_checked_size = before is None and field == "size" and not volume.claim
+            is_too_small = is_checked_size and _is_larger(requested, next(iter(actual), None))
             if requested is None or not (is_changed or is_too_small) or _is_one_of(requested, actual):
                 continue
             raise UsageError(
@@ -68,9 +65,14 @@ def check_claims_match(cluster: Cluster, plan: JobPlan, before: LaunchSection | 
 def _claim_fields(found: Object) -> dict[str, list[str]]:
     """Config field -> values of an existing claim."""
     spec = found["spec"]
-    size = (spec.get("resources") or {}).get("requests", {}).get("storage")
-    fields = {"size": [size], "storage_class": [spec.get("storageClassName")], "access_mode": spec.get("accessModes")}
-    return {field: [str(value) for value in values or [] if value] for field, values in fields.items()}
+    resources = spec.get("resources") or {}
+    size = resources.get("requests", {}).get("storage")
+    storage_class = spec.get("storageClassName")
+    return {
+        "size": [str(size)] if size else [],
+        "storage_class": [str(storage_class)] if storage_class else [],
+        "access_mode": [str(mode) for mode in spec.get("accessModes") or []],
+    }
 
 
 def _is_one_of(requested: str, actual: list[str]) -> bool:
@@ -78,7 +80,8 @@ def _is_one_of(requested: str, actual: list[str]) -> bool:
 
 
 def _is_larger(requested: str | None, actual: str | None) -> bool:
-    new, old = _bytes(requested or ""), _bytes(actual or "")
+    new = _bytes(requested or "")
+    old = _bytes(actual or "")
     return new is not None and old is not None and new > old
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 from llmtrain.distributed.shell_command import commands_in, script_position
 from llmtrain.lint.yaml_nodes import LineFinder, Node
@@ -15,7 +16,9 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$\((\w+)\)|\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
 _COMMENT = re.compile(r"(?m)^[^\S\n]*#.*$")
 TORCHRUN = re.compile(r"\btorchrun\b|\btorch\.distributed\.(?:run|launch)\b|\btorch/distributed/(?:run|launch)\.py")
-OTHER_LAUNCHERS = re.compile(r"\baccelerate\s+launch\b|\bdeepspeed\b|\bmpirun\b|\bhorovodrun\b|\bcomposer\b|\bray\b")
+OTHER_LAUNCHERS = re.compile(
+    r"\baccelerate\s+launch\b|\bcolossalai\s+run\b|\b(?:deepspeed|mpirun|mpiexec|srun|horovodrun|composer|ray)\b"
+)
 LLMTRAIN = re.compile(r"\bllmtrain\s+(?:node|train)\b")
 INDEX_LABELS = ("job-completion-index", "pod-index", "replica-index")
 INDEX_VARIABLES = ("JOB_COMPLETION_INDEX", "POD_INDEX", "NODE_RANK", "PET_NODE_RANK", "RANK")
@@ -35,7 +38,9 @@ class Setting:
 
     @property
     def number(self) -> int | None:
-        return int(self.value) if re.fullmatch(r"\d{1,9}", self.value) else None
+        if not re.fullmatch(r"\d{1,9}", self.value):
+            return None
+        return int(self.value)
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,15 @@ class Container:
     @cached_property
     def entries(self) -> list[Node]:
         """The entries of command and args, in order."""
-        return [entry for part in ("command", "args") for entry in self.node.get(part) if entry.text]
+        entries = [*self.node.get("command"), *self.node.get("args")]
+        return [entry for entry in entries if entry.text]
+
+    def entry_with(self, part: str) -> Node:
+        """The first entry that contains a text; the container itself if none does."""
+        for entry in self.entries:
+            if part in entry.text:
+                return entry
+        return self.node
 
     @cached_property
     def script(self) -> str:
@@ -66,7 +79,9 @@ class Container:
     def shell_script(self) -> Node | None:
         """The script of `sh -c SCRIPT`."""
         position = script_position([entry.text for entry in self.entries])
-        return None if position is None else self.entries[position]
+        if position is None:
+            return None
+        return self.entries[position]
 
     @property
     def commands(self) -> list[list[str]]:
@@ -98,36 +113,42 @@ class Container:
                 found.append((entry.text.strip(), entry))
                 continue
             plain = _COMMENT.sub("", entry.text).replace("\\\n", " ")
-            found += [(re.sub(r"[\"']", "", word), entry) for word in _WORD.findall(plain)]
+            for word in _WORD.findall(plain):
+                found.append((re.sub(r"[\"']", "", word), entry))
         return found
 
     @cached_property
     def assignments(self) -> list[Setting]:
         """Variables of `env`, then those that a script sets."""
-        raw = [*self._env(), *self._assigned()]
+        raw = [*self._env(), *self._assigned_in_scripts()]
         known = {setting.name: setting.raw for setting in raw if setting.is_literal}
         return [replace(setting, value=_expand(setting.raw, known)) for setting in raw]
 
     @cached_property
     def variables(self) -> dict[str, Setting]:
-        """By name; the last assignment counts."""
+        """Variables by name; the last assignment counts."""
         return {setting.name: setting for setting in self.assignments}
 
     def _env(self) -> Iterator[Setting]:
         for entry in self.node.get("env"):
-            name, value = entry.get("name").text, entry.get("value")
+            name = entry.get("name").text
+            value = entry.get("value")
             source = entry.get("valueFrom")
             if source.exists:
                 yield Setting(name, "", source.get("fieldRef", "fieldPath").text, source.line, source, False)
             elif name:
                 yield Setting(name, value.text, value.text, value.line, value)
 
-    def _assigned(self) -> Iterator[Setting]:
+    def _assigned_in_scripts(self) -> Iterator[Setting]:
+        # An entry that is one word, such as A=1, is an argument. One finder per script: each reads it once.
         finders = {id(entry): LineFinder(entry) for entry in self.entries if re.search(r"\s", entry.text)}
         for word, entry in self._words:
-            if (match := _ASSIGNMENT.fullmatch(word)) and id(entry) in finders:
-                line = finders[id(entry)].line_of(f"{match[1]}=")
-                yield Setting(match[1], match[2], match[2], line, entry)
+            match = _ASSIGNMENT.fullmatch(word)
+            if match is None or id(entry) not in finders:
+                continue
+            name, value = match.groups()
+            line = finders[id(entry)].line_of(f"{name}=")
+            yield Setting(name, value, value, line, entry)
 
     @cached_property
     def flags(self) -> dict[str, Setting]:
@@ -135,15 +156,20 @@ class Container:
         the name of a script belong to the script."""
         known = {name: setting.value for name, setting in self.variables.items() if setting.is_literal}
         found: dict[str, Setting] = {}
-        words = self._words
         finders: dict[int, LineFinder] = {}
-        for position, (word, entry) in enumerate(words):
-            if not (match := re.fullmatch(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", word, re.DOTALL)):
+        for (word, entry), (next_word, next_entry) in pairwise([*self._words, ("", self.node)]):
+            match = re.fullmatch(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", word, re.DOTALL)
+            if not match:
                 continue
-            name, raw, at = match[1].replace("_", "-"), match[2], entry
-            if raw is None:
-                after, at = words[position + 1] if position + 1 < len(words) else ("", entry)
-                raw = "" if after.startswith("--") else after
+            name = match[1].replace("_", "-")
+            raw = match[2]
+            at = entry
+            if raw is None:  # the value is the next word, perhaps in the next entry
+                raw = next_word
+                if next_word.startswith("--"):
+                    raw = ""
+                if next_entry is not self.node:  # the last flag is followed by nothing
+                    at = next_entry
             line = at.line
             if at is entry:
                 line = finders.setdefault(id(at), LineFinder(at)).line_of(match[0])
@@ -156,34 +182,51 @@ class Container:
         found = [self.flags[name] for name in flags if name in self.flags]
         found += [self.variables[name] for name in variables if name in self.variables]
         names = {setting.name for setting in found}
-        return [each for each in found if not names & _referenced(each.raw) - {each.name}]
+        independent = []
+        for setting in found:
+            others = names - {setting.name}
+            if not others & _referenced(setting.raw):
+                independent.append(setting)
+        return independent
 
     def refers_to(self, name: str) -> bool:
         """Whether a script or another variable references the variable."""
         pattern = re.compile(rf"\$\(?\{{?{name}\b")
-        return any(pattern.search(entry.text) for entry in self.entries) or any(
-            pattern.search(entry.get("value").text) for entry in self.node.get("env")
-        )
+        texts = [entry.text for entry in self.entries]
+        for variable in self.node.get("env"):
+            texts.append(variable.get("value").text)
+        return any(pattern.search(text) for text in texts)
 
     @property
     def process_setting(self) -> Setting | None:
         """The setting of the number of processes that it starts."""
-        flags, variables = ("nproc-per-node", "processes-per-node"), ("PET_NPROC_PER_NODE", "NPROC_PER_NODE")
-        return next(iter(self.settings(flags, variables)), None)
+        flags = ("nproc-per-node", "processes-per-node")
+        variables = ("PET_NPROC_PER_NODE", "NPROC_PER_NODE")
+        settings = self.settings(flags, variables)
+        if not settings:
+            return None
+        return settings[0]
 
     @property
     def processes(self) -> int | None:
         """Number of processes that it starts, if it can be determined."""
-        found = self.process_setting
-        if found is not None:
-            return self.gpus if found.value == "gpu" else found.number
-        return None if OTHER_LAUNCHERS.search(self.command_line) else 1
+        setting = self.process_setting
+        if setting is None:
+            if OTHER_LAUNCHERS.search(self.command_line):
+                return None
+            return 1
+        if setting.value == "gpu":
+            return self.gpus
+        return setting.number
 
     @property
     def resources(self) -> Node:
         """Requests and limits; a TrainJob has its own name for them."""
-        own = self.node.get("resources")
-        return own if own.exists or not self.node.get("resourcesPerNode").exists else self.node.get("resourcesPerNode")
+        resources = self.node.get("resources")
+        of_train_job = self.node.get("resourcesPerNode")
+        if of_train_job.exists and not resources.exists:
+            return of_train_job
+        return resources
 
     @property
     def gpus(self) -> int | None:
@@ -196,7 +239,9 @@ class Container:
     @property
     def backend(self) -> str:
         found = self.settings(("rdzv-backend",), ("PET_RDZV_BACKEND",))
-        return found[0].value if found else "static"
+        if not found:
+            return "static"  # the default of torchrun
+        return found[0].value
 
 
 def is_index(setting: Setting) -> bool:
@@ -216,10 +261,12 @@ def _expand(text: str, known: dict[str, str], depth: int = 3) -> str:
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2] or match[4]
-        return known.get(name, match[3] if match[3] is not None else match[0])
+        default = match[0] if match[3] is None else match[3]
+        return known.get(name, default)
 
     for _ in range(depth):
-        text, before = _REFERENCE.sub(value, text)[:4096], text
-        if text == before:
+        expanded = _REFERENCE.sub(value, text)[:4096]  # a variable that contains itself twice grows exponentially
+        if expanded == text:
             break
+        text = expanded
     return text

@@ -1,60 +1,33 @@
-"""Manifests as the rules see them: a Workload has groups of pods with one template each. The differences between kinds
-are handled here, so that rules need not know them."""
+"""Manifests as the rules see them: a Workload has groups of pods with one template each, and a Service selects pods by
+their labels, perhaps in another file."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from llmtrain.lint.container_command import Container
+from llmtrain.lint.kinds import ANY, KINDS, OPERATOR_KINDS, RUNTIMES, PodGroup, cluster_labels, pod_groups
+from llmtrain.lint.training_signs import (
+    RENDEZVOUS_VARIABLES,
+    RUN_LABEL,
+    has_rendezvous,
+    runs_training_program,
+    seems_to_train,
+)
 from llmtrain.lint.yaml_nodes import Node
 
-RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
-OPERATOR_KINDS = ("PyTorchJob", "TrainJob", *RUNTIMES)
-JOBSET_KINDS = ("JobSet", *RUNTIMES)
-REPLICATED = ("StatefulSet", "Deployment", "ReplicaSet", "DaemonSet")
-# Variables of distributed training. RANK is not one of them: many programs have ranks.
-RENDEZVOUS_VARIABLES = (
-    "MASTER_ADDR",
-    "PET_MASTER_ADDR",
-    "PET_RDZV_ENDPOINT",
-    "RDZV_ENDPOINT",
-    "PET_NNODES",
-    "NNODES",
-    "WORLD_SIZE",
-)
-RENDEZVOUS_FLAGS = (
-    "rdzv-endpoint",
-    "rdzv-backend",
-    "master-addr",
-    "nnodes",
-    "main-process-ip",
-    "num-machines",
-    "hostfile",
-)
-_TRAINING = re.compile(
-    r"\btrain(?:ing|er)?\b|\btrain\w*\.py\b|_train\.py\b|\bfine_?tun\w*|\bpretrain\w*", re.IGNORECASE
-)
-_TRAINING_PROGRAM = re.compile(
-    r"\b\w{0,60}(?:train|fine_?tun)\w{0,60}\.py\b|\bllmtrain\s+(?:train|node)\b|\s-m\s+(?!llmtrain\b)[\w.]{0,60}train",
-    re.IGNORECASE,
-)
-_IMAGES = re.compile(r"pytorch|torch|deepspeed|llmtrain|nemo", re.IGNORECASE)
-ANY = "*"
-"""The value of a label that the cluster sets."""
+OPERATOR_CONTAINERS = ("pytorch", "node")
+"""What the operators call the training container of a PyTorchJob and of a runtime."""
+ENFORCED_LEVEL = "pod-security.kubernetes.io/enforce"
 
 
 @dataclass(frozen=True)
-class Pod:
-    """A group of pods with one template."""
+class Pod(PodGroup):
+    """Pods with one template, and what the template says about training."""
 
-    workload: "Workload"
-    template: Node
-    count: int | None
-    """Number of pods; None if the files do not contain it."""
-    role: str = ""
-    job: Node | None = None
-    """The spec of the Job that creates them."""
+    workload: "Workload" = field(kw_only=True)
     is_complete: bool = True
     """False for a TrainJob: the rest of its template is in the runtime."""
 
@@ -70,7 +43,18 @@ class Pod:
 
     @cached_property
     def all_containers(self) -> list[Container]:
-        return [*(Container(node, True) for node in self.spec.get("initContainers")), *self.containers]
+        init_containers = [Container(node, is_init=True) for node in self.spec.get("initContainers")]
+        return [*init_containers, *self.containers]
+
+    @property
+    def sidecars(self) -> list[Container]:
+        """Containers beside those that train. None if it is not known which one does."""
+        others = [one for one in self.containers if not (seems_to_train(one) or has_rendezvous(one))]
+        if len(others) == len(self.containers):
+            others = [one for one in self.containers if one.name not in OPERATOR_CONTAINERS]
+        if len(others) == len(self.containers):
+            return []
+        return others
 
     @cached_property
     def is_distributed(self) -> bool:
@@ -78,24 +62,18 @@ class Pod:
         search for hyperparameters independently."""
         if self.workload.kind in OPERATOR_KINDS:
             return self.role not in ("dataset-initializer", "model-initializer")
-        return any(
-            (any(n in c.variables for n in RENDEZVOUS_VARIABLES) or any(n in c.flags for n in RENDEZVOUS_FLAGS))
-            and "standalone" not in c.flags
-            for c in self.containers
-        )
+        return any(has_rendezvous(container) for container in self.containers)
 
     @cached_property
     def has_training_program(self) -> bool:
-        """Whether it runs a program named after training. Stricter than is_training: a server may need GPUs too."""
-        return any(_TRAINING_PROGRAM.search(c.command_line) for c in self.containers)
+        return any(runs_training_program(container) for container in self.containers)
 
     @cached_property
     def is_training(self) -> bool:
-        return self.is_distributed or any(
-            c.gpus or c.is_torchrun or _TRAINING.search(c.command_line) or _IMAGES.search(c.node.get("image").text)
-            for c in self.containers
-            if "llmtrain guard" not in c.command_line
-        )
+        # Pods of `llmtrain launch --hold` wait for their files and commands.
+        if RUN_LABEL in self.labels:
+            return True
+        return self.is_distributed or any(seems_to_train(container) for container in self.containers)
 
     @property
     def is_multi_node(self) -> bool:
@@ -106,14 +84,19 @@ class Pod:
     @property
     def is_elastic(self) -> bool:
         """Whether the number of nodes may change (`1:4`)."""
-        sizes = [s for c in self.containers for s in c.settings(("nnodes", "nodes"), ("PET_NNODES", "NNODES"))]
-        return any(re.fullmatch(r"\d+:\d+", each.value) and len(set(each.value.split(":"))) == 2 for each in sizes)
+        for container in self.containers:
+            for setting in container.settings(("nnodes", "nodes"), ("PET_NNODES", "NNODES")):
+                match = re.fullmatch(r"(\d+):(\d+)", setting.value)
+                if match and match[1] != match[2]:
+                    return True
+        return False
 
     @cached_property
     def sizes(self) -> set[int]:
         """Numbers of nodes that are correct; empty if unknown. A master and its workers may be two Jobs, or the master
         may be in another file."""
-        nodes, kind = self.workload.nodes, self.workload.kind
+        nodes = self.workload.nodes
+        kind = self.workload.kind
         if nodes is None or kind in ("Pod", "PodTemplate", "DaemonSet") or self._has_external_master():
             return set()
         if kind in OPERATOR_KINDS:
@@ -131,28 +114,36 @@ class Pod:
         if re.fullmatch(rf"{re.escape(self.workload.name)}-\d+", host) or host == self.subdomain.text:
             return True
         service = self.workload.manifests.service(host, self.workload)
-        selected = self.workload.manifests.selected(service) if service is not None else []
-        return service is not None and (not selected or any(pod is self for pod in selected))
+        if service is None:
+            return False
+        selected = self.workload.manifests.selected(service)
+        return not selected or any(pod is self for pod in selected)
 
     @property
     def processes(self) -> int | None:
         """Processes per pod."""
         if self.workload.processes.exists:
             return self.workload.processes.number
-        counts = [container.processes for container in self.containers if container.is_launched] or [1]
-        return counts[0]
+        for container in self.containers:
+            if container.is_launched:
+                return container.processes
+        return 1
 
     @cached_property
     def labels(self) -> dict[str, str]:
         """Labels of the template, and those that the cluster adds."""
-        own = {key: node.text for key, node in self.template.get("metadata", "labels").items()}
-        return {**_cluster_labels(self), **own}
+        labels = cluster_labels(self.workload.kind, self.workload.name, self)
+        for key, node in self.template.get("metadata", "labels").items():
+            labels[key] = node.text
+        return labels
 
     def matches(self, selector: Node) -> bool:
         if not self.is_complete and self.workload.runtime is None:
             return True  # its labels are in a runtime in another file
-        wanted = list(selector.items())
-        return bool(wanted) and all(self.labels.get(key) in (value.text, ANY) for key, value in wanted)
+        for key, value in selector.items():
+            if self.labels.get(key) not in (value.text, ANY):
+                return False
+        return bool(selector.items())  # a Service without a selector selects nothing
 
     @property
     def subdomain(self) -> Node:
@@ -161,7 +152,9 @@ class Pod:
             return self.workload.node.get("spec", "serviceName")
         if self.workload.kind == "JobSet":
             network = self.workload.node.get("spec", "network", "subdomain")
-            return network if network.exists else self.workload.node.get("metadata", "name")
+            if network.exists:
+                return network
+            return self.workload.node.get("metadata", "name")
         return self.spec.get("subdomain")
 
     @property
@@ -176,6 +169,8 @@ class Pod:
 
 @dataclass(frozen=True)
 class Workload:
+    """An object that creates pods. The word is that of Kubernetes; the files are other people's."""
+
     node: Node
     manifests: "Manifests"
 
@@ -191,22 +186,47 @@ class Workload:
     def namespace(self) -> str:
         return self.node.get("metadata", "namespace").text
 
+    @property
+    def is_in_restricted_namespace(self) -> bool:
+        """Whether a namespace in the files enforces Pod Security `restricted` for its pods."""
+        for namespace in self.manifests.of_kind("Namespace"):
+            metadata = namespace.get("metadata")
+            # A namespace that is unset is decided when the files are applied.
+            is_same = not self.namespace or metadata.get("name").text == self.namespace
+            if is_same and metadata.get("labels", ENFORCED_LEVEL).text == "restricted":
+                return True
+        return False
+
     @cached_property
     def pods(self) -> list[Pod]:
-        return list(_pods(self))
+        if self.kind == "TrainJob":
+            return [Pod(self.node.get("spec", "trainer"), self.nodes, is_complete=False, workload=self)]
+        return [Pod(**vars(group), workload=self) for group in pod_groups(self.node)]
 
     @cached_property
     def nodes(self) -> int | None:
         """Number of pods that train together."""
         if self.kind == "TrainJob":
-            own = self.node.get("spec", "trainer", "numNodes").number
-            return own if own or self.runtime is None else self.runtime.nodes
+            number = self.node.get("spec", "trainer", "numNodes").number
+            if number or self.runtime is None:
+                return number
+            return self.runtime.nodes
         if self.kind in RUNTIMES:
-            asked = [w for w in self.manifests.train_jobs if w.runtime is self]
-            numbers = [w.node.get("spec", "trainer", "numNodes").number for w in asked]
-            return max((n for n in numbers if n), default=self.node.get("spec", "mlPolicy", "numNodes").number)
-        counts = [pod.count for pod in self.pods if pod.is_distributed or len(self.pods) == 1]
-        return None if None in counts or not counts else sum(count or 0 for count in counts)
+            numbers = []
+            for job in self.manifests.train_jobs:
+                number = job.node.get("spec", "trainer", "numNodes").number
+                if job.runtime is self and number:
+                    numbers.append(number)
+            return max(numbers, default=self.node.get("spec", "mlPolicy", "numNodes").number)
+        total = 0
+        groups = [pod for pod in self.pods if pod.is_distributed or len(self.pods) == 1]
+        for pod in groups:
+            if pod.count is None:
+                return None
+            total += pod.count
+        if not groups:
+            return None
+        return total
 
     @property
     def processes(self) -> Node:
@@ -215,15 +235,23 @@ class Workload:
         if self.kind == "PyTorchJob":
             return spec.get("nprocPerNode")
         if self.kind == "TrainJob":
-            own = spec.get("trainer", "numProcPerNode")
-            return own if own.exists or self.runtime is None else self.runtime.processes
-        return spec.get("mlPolicy", "torch", "numProcPerNode") if self.kind in RUNTIMES else Node(None, 0, spec.source)
+            field = spec.get("trainer", "numProcPerNode")
+            if field.exists or self.runtime is None:
+                return field
+            return self.runtime.processes
+        if self.kind in RUNTIMES:
+            return spec.get("mlPolicy", "torch", "numProcPerNode")
+        return Node(None, 0, spec.source)
 
     @cached_property
     def runtime(self) -> "Workload | None":
         """The runtime of a TrainJob, if it is in the files."""
         wanted = self.node.get("spec", "runtimeRef", "name").text
         return self.manifests.runtimes.get(wanted)
+
+
+_UNKNOWN_LABELS = ("", ANY)
+"""Stands for the labels of a TrainJob's pods, which are in its runtime."""
 
 
 @dataclass(frozen=True)
@@ -252,27 +280,30 @@ class Manifests:
 
     @cached_property
     def runtimes(self) -> dict[str, Workload]:
-        return {one.name: one for one in self.workloads if one.kind in RUNTIMES}
+        return {workload.name: workload for workload in self.workloads if workload.kind in RUNTIMES}
 
     @cached_property
     def train_jobs(self) -> list[Workload]:
-        return [one for one in self.workloads if one.kind == "TrainJob"]
+        return [workload for workload in self.workloads if workload.kind == "TrainJob"]
 
     def plain_nodes(self, namespace: str) -> int:
         """Number of distributed pods without an operator in a namespace."""
         counts = self._nodes_by_namespace
-        return sum(counts.values()) if not namespace else counts.get(namespace, 0) + counts.get("", 0)
+        if not namespace:  # it is decided when the files are applied
+            return counts.total()
+        return counts[namespace] + counts[""]
 
     @cached_property
-    def _nodes_by_namespace(self) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        for one in self.workloads:
-            if one.kind not in OPERATOR_KINDS and any(pod.is_distributed for pod in one.pods):
-                counts[one.namespace] = counts.get(one.namespace, 0) + (one.nodes or 0)
+    def _nodes_by_namespace(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for workload in self.workloads:
+            if workload.kind not in OPERATOR_KINDS and any(pod.is_distributed for pod in workload.pods):
+                counts[workload.namespace] += workload.nodes or 0
         return counts
 
-    def training(self) -> Iterator[Pod]:
-        return (pod for pod in self.pods if pod.is_training)
+    @cached_property
+    def training(self) -> list[Pod]:
+        return [pod for pod in self.pods if pod.is_training]
 
     @cached_property
     def _by_name(self) -> dict[tuple[str, str], list[Node]]:
@@ -283,7 +314,10 @@ class Manifests:
 
     def beside(self, workload: Workload, kind: str, name: str) -> Node | None:
         """The object of this name in the namespace of the workload."""
-        return next((n for n in self._by_name.get((kind, name), []) if same_namespace(n, workload.node)), None)
+        for node in self._by_name.get((kind, name), []):
+            if same_namespace(node, workload.node):
+                return node
+        return None
 
     def service(self, name: str, workload: Workload) -> Node | None:
         return self.beside(workload, "Service", name)
@@ -291,18 +325,27 @@ class Manifests:
     def selected(self, service: Node) -> list[Pod]:
         """The pods that a Service selects; looked up by its first label, because there may be thousands of both."""
         selector = service.get("spec", "selector")
-        key, value = next(((key, node.text) for key, node in selector.items()), ("", ""))
-        nearby = [pod for row in ((key, value), (key, ANY), ("", ANY)) for pod in self._by_label.get(row, [])]
-        return [pod for pod in nearby if same_namespace(service, pod.workload.node) and pod.matches(selector)]
+        labels = [_UNKNOWN_LABELS]
+        for key, node in selector.items():
+            labels += [(key, node.text), (key, ANY)]
+            break
+        found = []
+        for label in labels:
+            for pod in self._by_label.get(label, []):
+                if same_namespace(service, pod.workload.node) and pod.matches(selector):
+                    found.append(pod)
+        return found
 
     @cached_property
     def _by_label(self) -> dict[tuple[str, str], list[Pod]]:
-        """Pods by each of their labels; pods with unknown labels under an empty key."""
+        """Pods by each of their labels."""
         found: dict[tuple[str, str], list[Pod]] = {}
         for pod in self.pods:
-            rows = list(pod.labels.items()) if pod.is_complete else [("", ANY)]
-            for row in rows:
-                found.setdefault(row, []).append(pod)
+            labels = [_UNKNOWN_LABELS]
+            if pod.is_complete:
+                labels = list(pod.labels.items())
+            for label in labels:
+                found.setdefault(label, []).append(pod)
         return found
 
 
@@ -310,69 +353,3 @@ def same_namespace(one: Node, other: Node) -> bool:
     """A missing namespace matches any: it is decided when the files are applied."""
     names = {node.get("metadata", "namespace").text for node in (one, other)} - {""}
     return len(names) < 2
-
-
-def _pods(workload: Workload) -> Iterator[Pod]:
-    node, spec = workload.node, workload.node.get("spec")
-    kind = workload.kind
-    if kind == "Pod":
-        yield Pod(workload, node, 1)
-    elif kind == "PodTemplate":
-        yield Pod(workload, node.get("template"), None)
-    elif kind in REPLICATED:
-        count = spec.get("replicas").number if spec.get("replicas").exists else 1
-        yield Pod(workload, spec.get("template"), None if kind == "DaemonSet" else count)
-    elif kind in ("Job", "CronJob"):
-        job = spec if kind == "Job" else spec.get("jobTemplate", "spec")
-        yield Pod(workload, job.get("template"), _job_size(job), "", job)
-    elif kind == "PyTorchJob":
-        for role, replica in spec.get("pytorchReplicaSpecs").items():
-            count = replica.get("replicas").number if replica.get("replicas").exists else 1
-            yield Pod(workload, replica.get("template"), count, role)
-    elif kind == "TrainJob":
-        yield Pod(workload, spec.get("trainer"), workload.nodes, is_complete=False)
-    else:
-        yield from _replicated_jobs(workload, spec if kind == "JobSet" else spec.get("template", "spec"))
-
-
-def _replicated_jobs(workload: Workload, spec: Node) -> Iterator[Pod]:
-    for row in spec.get("replicatedJobs"):
-        job = row.get("template", "spec")
-        size = _job_size(job)
-        copies = row.get("replicas").number if row.get("replicas").exists else 1
-        count = size * copies if size is not None and copies is not None and workload.kind == "JobSet" else None
-        yield Pod(workload, job.get("template"), count, row.get("name").text, job)
-
-
-def _job_size(job: Node) -> int | None:
-    """Number of pods that run at once: the larger of completions and parallelism."""
-    numbers = [job.get(name) for name in ("completions", "parallelism") if job.get(name).exists]
-    if any(node.number is None for node in numbers):
-        return None
-    return max((node.number or 0 for node in numbers), default=1)
-
-
-def _cluster_labels(pod: Pod) -> dict[str, str]:
-    name, kind = pod.workload.name, pod.workload.kind
-    labels: dict[str, str] = {}
-    if pod.job is not None:
-        job_name = name if kind == "Job" else ANY
-        index = "batch.kubernetes.io/job-completion-index"
-        labels = {"batch.kubernetes.io/job-name": job_name, "job-name": job_name, index: ANY}
-        labels |= {"batch.kubernetes.io/controller-uid": ANY, "controller-uid": ANY}
-    if kind in JOBSET_KINDS:
-        labels |= {"jobset.sigs.k8s.io/jobset-name": name if kind == "JobSet" else ANY}
-        labels |= {"jobset.sigs.k8s.io/replicatedjob-name": pod.role}
-        labels |= {f"jobset.sigs.k8s.io/{key}": ANY for key in ("job-index", "job-key", "replicatedjob-replicas")}
-    if kind == "PyTorchJob":
-        role = pod.role.lower()
-        labels = {"training.kubeflow.org/job-name": name, "training.kubeflow.org/replica-type": role}
-        labels |= {"training.kubeflow.org/replica-index": ANY, "training.kubeflow.org/operator-name": ANY}
-        labels |= {"training.kubeflow.org/job-role": role}
-    if kind == "StatefulSet":
-        labels = {"statefulset.kubernetes.io/pod-name": ANY, "apps.kubernetes.io/pod-index": ANY}
-    return labels
-
-
-KINDS = ("Job", "CronJob", "Pod", "PodTemplate", "JobSet", *REPLICATED, *OPERATOR_KINDS)
-"""Kinds that are checked; others are skipped."""

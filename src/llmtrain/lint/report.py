@@ -1,14 +1,15 @@
 """The findings of the linter, as text and as JSON."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.findings import Finding, Status
+from llmtrain.core.findings import Finding, Status
+from llmtrain.core.terminal import printable_line
+from llmtrain.core.text import plural
 from llmtrain.lint.rules.rule import Severity
 from llmtrain.lint.source import Sources
-from llmtrain.terminal import printable_line
-from llmtrain.text import plural
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -22,7 +23,7 @@ Parts = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class ManifestFinding(Finding):
-    """A mistake at its line. `name` is the id of the rule, `evidence` the occurrence, `recommendation` the fix."""
+    """A mistake at its line. `name` is the id of the rule, `evidence` the occurrence, `remedy` that of the rule."""
 
     file: str = ""
     line: int = 0
@@ -40,14 +41,14 @@ class ManifestFinding(Finding):
             "also_lines": list(self.also_lines),
             "what": self.evidence,
             "why": self.why,
-            "fix": self.recommendation,
+            "fix": self.remedy,
         }
 
 
 @dataclass(frozen=True)
 class LintReport:
     findings: list[ManifestFinding]
-    """By severity, then by file and line."""
+    """Sorted by severity, then by file and line."""
     sources: Sources
     training: int
     """Number of pod templates that train."""
@@ -55,14 +56,22 @@ class LintReport:
     """Number of findings that --ignore or a comment suppressed."""
 
     def counts(self) -> dict[Severity, int]:
-        return {severity: sum(f.severity == severity for f in self.findings) for severity in SEVERITIES}
+        counts = Counter(finding.severity for finding in self.findings)
+        return {severity: counts[severity] for severity in SEVERITIES}
 
     def is_ok(self, *, is_strict: bool) -> bool:
-        return all(finding.severity == "advice" and not is_strict for finding in self.findings)
+        if is_strict:
+            return not self.findings
+        return all(finding.severity == "advice" for finding in self.findings)
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing was checked, so that no findings mean nothing."""
+        return not self.training and not self.findings and not self.ignored
 
     def as_dict(self, *, is_strict: bool) -> dict[str, Any]:
         return {
-            "ok": self.is_ok(is_strict=is_strict),
+            "ok": None if self.is_unknown else self.is_ok(is_strict=is_strict),
             "files": self.sources.files,
             "skipped": self.sources.skipped,
             "objects": len(self.sources.objects),
@@ -76,17 +85,19 @@ class LintReport:
         return "\n".join("".join(text for text, _ in line) for line in self._lines())
 
     def colored(self) -> "Text":
-        """As text, for the console of rich."""
+        """The report as text for the console of rich."""
         from rich.text import Text
 
         return Text("\n").join(Text.assemble(*line) for line in self._lines())
 
     def _lines(self) -> Iterator[Parts]:
-        """One line per finding, in the format of compilers; reason and fix at the first finding of a rule."""
+        """One line per finding, in the format of compilers; reason and remedy at the first finding of a rule."""
         explained: set[str] = set()
         for found in self.findings:
             place = (f"{printable_line(found.file)}:{found.line}: ", "bold")
-            also = f" (also line {', '.join(map(str, found.also_lines))})" if found.also_lines else ""
+            also = ""
+            if found.also_lines:
+                also = f" (also line {', '.join(map(str, found.also_lines))})"
             yield [
                 place,
                 (f"{found.severity}: ", COLORS[found.severity]),
@@ -95,7 +106,7 @@ class LintReport:
             ]
             if found.name not in explained:
                 yield [(f"    why: {found.why}", "dim")]
-                yield [(f"    fix: {found.recommendation}", "")]
+                yield [(f"    fix: {found.remedy}", "")]
                 explained.add(found.name)
         for path in self.sources.skipped:
             yield [(f"{printable_line(path)}: skipped, not a Kubernetes manifest", "dim")]
@@ -103,9 +114,19 @@ class LintReport:
 
     def summary(self) -> str:
         counts = self.counts()
-        advice = plural(counts["advice"], "suggestion")
-        found = ", ".join([plural(counts["error"], "error"), plural(counts["warning"], "warning"), advice])
-        ignored = f", {self.ignored} ignored" if self.ignored else ""
         read = f"{plural(len(self.sources.objects), 'object')} in {plural(len(self.sources.files), 'file')}"
-        training = plural(self.training, "training pod template")
-        return f"{found if self.findings else 'no problems found'}{ignored}: {read}, {training}."
+        if self.is_unknown:
+            return (
+                f"nothing to check: {read}, no training pod template. Name the file of a Job, StatefulSet, PyTorchJob, "
+                "JobSet or TrainJob whose pods train."
+            )
+        found = ["no problems found"]
+        if self.findings:
+            found = [
+                plural(counts["error"], "error"),
+                plural(counts["warning"], "warning"),
+                plural(counts["advice"], "suggestion"),
+            ]
+        if self.ignored:
+            found.append(f"{self.ignored} ignored")
+        return f"{', '.join(found)}: {read}, {plural(self.training, 'training pod template')}."

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,15 +33,23 @@ def read_sources(paths: Sequence[str]) -> Sources:
         try:
             found = list(objects_of(_read(path)))
         except NotAManifest as problem:
-            problems.append(f"{path}:{problem.line}: {problem}" if problem.line else f"{path}: {problem}")
+            place = path
+            if problem.line:
+                place = f"{path}:{problem.line}"
+            problems.append(f"{place}: {problem}")
             continue
         except _NoObject as problem:
-            (problems if is_named else skipped).append(f"{path}{problem}" if is_named else path)
+            if is_named:
+                problems.append(f"{path}{problem}")
+            else:
+                skipped.append(path)
             continue
         files.append(_display_name(path))
         objects += found
     if problems:
-        files_are = f"{len(problems)} files are" if len(problems) > 1 else "One file is"
+        files_are = "One file is"
+        if len(problems) > 1:
+            files_are = f"{len(problems)} files are"
         error = UsageError(f"{files_are} not readable as Kubernetes manifests:\n  " + "\n  ".join(problems))
         error.details["problems"] = problems
         raise error
@@ -74,6 +81,7 @@ def _candidates(paths: Sequence[str], problems: list[str]) -> Iterator[tuple[str
             yield name, True
         elif path.is_dir():
             for file in sorted(path.rglob("*")):
+                # .git, .terraform and the like, but not a hidden directory that was named itself
                 is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
                 if file.suffix in SUFFIXES and file.is_file() and not is_hidden:
                     yield str(file), False
@@ -84,13 +92,18 @@ def _candidates(paths: Sequence[str], problems: list[str]) -> Iterator[tuple[str
 
 
 def _display_name(path: str) -> str:
-    return "<stdin>" if path == STDIN else path
+    if path == STDIN:
+        return "<stdin>"
+    return path
 
 
 def _read(path: str) -> list[Node]:
     try:
-        with nullcontext(sys.stdin.buffer) if path == STDIN else Path(path).open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
+        if path == STDIN:
+            raw = sys.stdin.buffer.read(MAX_BYTES + 1)
+        else:
+            with Path(path).open("rb") as stream:
+                raw = stream.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise NotAManifest(f"larger than {MAX_BYTES >> 20} MiB")
         return parse(raw.decode("utf-8-sig"), _display_name(path))
@@ -104,10 +117,15 @@ def objects_of(documents: list[Node]) -> Iterator[Node]:
     """The objects in documents; a List is expanded."""
     if not documents:
         raise _NoObject(": empty")
-    others = [each for each in documents if not (each.get("kind").text and each.get("apiVersion").text)]
+    others = []
+    for document in documents:
+        if not document.get("kind").text or not document.get("apiVersion").text:
+            others.append(document)
     if others:
-        reason, line = "not a Kubernetes manifest: `apiVersion` or `kind` is missing", others[0].line
-        raise _NoObject(f":{line}: {reason}") if others == documents else NotAManifest(reason, line)
+        reason = "not a Kubernetes manifest: `apiVersion` or `kind` is missing"
+        if others == documents:
+            raise _NoObject(f":{others[0].line}: {reason}")
+        raise NotAManifest(reason, others[0].line)
     for document in documents:
         if document.get("kind").text.endswith("List") and isinstance(document.get("items").value, list):
             yield from (item for item in document.get("items") if item.get("kind").text)

@@ -6,7 +6,7 @@ process.
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -73,15 +73,24 @@ class Node:
     def get(self, *path: str) -> "Node":
         here = self
         for key in path:
-            found = here.value.get(key) if isinstance(here.value, dict) else None
-            here = found if found is not None else Node(None, here.line, self.source)
+            found = None
+            if isinstance(here.value, dict):
+                found = here.value.get(key)
+            if found is None:
+                found = Node(None, here.line, self.source)
+            here = found
         return here
 
     def __iter__(self) -> Iterator["Node"]:
-        return iter(self.value if isinstance(self.value, list) else ())
+        """The entries of a list; nothing for anything else."""
+        if isinstance(self.value, list):
+            yield from self.value
 
-    def items(self) -> Iterable[tuple[str, "Node"]]:
-        return self.value.items() if isinstance(self.value, dict) else ()
+    def items(self) -> Collection[tuple[str, "Node"]]:
+        """The fields of a mapping; nothing for anything else."""
+        if isinstance(self.value, dict):
+            return self.value.items()
+        return ()
 
     @property
     def exists(self) -> bool:
@@ -90,14 +99,16 @@ class Node:
     @property
     def text(self) -> str:
         """A scalar as text; empty for anything else."""
-        return "" if self.value is None or isinstance(self.value, dict | list) else str(self.value)
+        if self.value is None or isinstance(self.value, dict | list):
+            return ""
+        return str(self.value)
 
     @property
     def number(self) -> int | None:
         """An integer, also if it is quoted."""
-        if isinstance(self.value, bool):
+        if isinstance(self.value, bool) or not re.fullmatch(r"\d{1,9}", self.text):
             return None
-        return int(self.text) if re.fullmatch(r"\d{1,9}", self.text) else None
+        return int(self.text)
 
     def line_of(self, part: str) -> int:
         """The line of a part of a multi-line string; the line of the string itself if it is not found."""
@@ -116,7 +127,7 @@ class LineFinder:
 
     def line_of(self, part: str) -> int:
         """The line of a part; the line of the string itself if it is not found."""
-        first = part.strip().splitlines()[0] if part.strip() else ""
+        first = next(iter(part.strip().splitlines()), "")
         if not first or first in self._missing:
             return self._node.line
         source = self._node.source
@@ -155,9 +166,12 @@ def parse(text: str, name: str) -> list[Node]:
         loader = _LOADER(text)
         return [node for node in _documents(loader, source) if node.exists]
     except (yaml.YAMLError, _ComplexKey) as error:
-        if (at := text.find("{{")) >= 0:
+        at = text.find("{{")
+        if at >= 0:
             raise _helm(text, at) from None
-        raise error if isinstance(error, NotAManifest) else _invalid(error) from None
+        if isinstance(error, NotAManifest):
+            raise
+        raise _invalid(error) from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -171,7 +185,10 @@ def _helm(text: str, at: int) -> NotAManifest:
 def _invalid(error: yaml.YAMLError) -> NotAManifest:
     mark = getattr(error, "problem_mark", None)
     reason = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
-    return NotAManifest(f"not YAML: {reason}", mark.line + 1 if mark else 0)
+    line = 0
+    if mark:
+        line = mark.line + 1
+    return NotAManifest(f"not YAML: {reason}", line)
 
 
 @dataclass
@@ -227,8 +244,11 @@ class _Builder:
             self.anchors[anchor] = value
 
     def _line(self, line: int) -> int:
-        key = self.stack[-1].key if self.stack else None
-        return key[1] if key else line
+        """The line of the key before a value, else that of the value itself."""
+        if not self.stack or self.stack[-1].key is None:
+            return line
+        _, line_of_key = self.stack[-1].key
+        return line_of_key
 
     def _put(self, node: Node, raw: str | None = None) -> None:
         """Add a node to the open list or mapping; a top-level node is a document."""
@@ -239,20 +259,27 @@ class _Builder:
         if isinstance(inside.value, list):
             inside.value.append(node)
         elif inside.key is None:
-            inside.key = (raw if raw is not None else node.text, node.line)
+            key = node.text
+            if raw is not None:  # as it is written: the key 1e3 is not "1000.0"
+                key = raw
+            inside.key = (key, node.line)
         else:
-            if inside.key[0] == "<<":
-                inside.merged.extend(node if isinstance(node.value, list) else [node])
-            else:
-                inside.value[inside.key[0]] = node
+            key, _ = inside.key
             inside.key = None
+            if key != "<<":
+                inside.value[key] = node
+            elif isinstance(node.value, list):
+                inside.merged.extend(node)
+            else:
+                inside.merged.append(node)
 
 
 def _documents(loader: Any, source: Source) -> list[Node]:
     built = _Builder(source)
     while loader.check_event():
         event: Any = loader.get_event()
-        kind, line = type(event), event.start_mark.line + 1
+        kind = type(event)
+        line = event.start_mark.line + 1
         if kind is yaml.DocumentStartEvent:
             built.anchors = {}
         elif kind is yaml.MappingStartEvent:
@@ -274,9 +301,9 @@ def _scalar(loader: Any, event: Any) -> Any:
         return float(event.value)
     if tag is None or tag == "!":
         tag = loader.resolve(yaml.ScalarNode, event.value, event.implicit)
-    # In YAML 1.1, but not in Kubernetes, 1:4 is the number 64.
-    parser = None if ":" in event.value else _PARSERS.get(tag)
+    if tag not in _PARSERS or ":" in event.value:  # in YAML 1.1, but not in Kubernetes, 1:4 is the number 64
+        return event.value
     try:
-        return parser(yaml.ScalarNode(tag, event.value)) if parser else event.value
+        return _PARSERS[tag](yaml.ScalarNode(tag, event.value))
     except (ValueError, KeyError, OverflowError):
         return event.value

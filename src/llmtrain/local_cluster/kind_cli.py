@@ -4,9 +4,8 @@ import json
 import os
 import shutil
 import subprocess
-import sys
-from contextlib import suppress
 
+from llmtrain.core.programs import run_program
 from llmtrain.errors import ClusterError, UsageError
 
 # Container providers in the order in which kind tries them; the last two only if selected.
@@ -54,27 +53,10 @@ def mounts_of(container: str) -> list[str]:
 
 def run(*words: str, input_: str = "") -> None:
     """Run a program and copy its output to standard error as it is printed: stdout is for our own result."""
-    output = []
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        words, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as process:
-        assert process.stdin
-        assert process.stdout
-        try:
-            with suppress(BrokenPipeError):  # it exited without reading its input
-                process.stdin.write(input_)
-                process.stdin.close()
-            for line in process.stdout:
-                output.append(line)
-                print(line, end="", file=sys.stderr, flush=True)
-        except BaseException:
-            process.kill()  # kind does not handle signals either
-            process.wait()  # it must not run while the caller cleans up
-            raise
-    if process.returncode:
+    code, output = run_program(words, input_)
+    if code:
         command = " ".join(words[:3])
-        raise ClusterError(f"{command} failed: {_error_line(''.join(output))}", remedy="Its full output is above.")
+        raise ClusterError(f"{command} failed: {_error_line(output)}", remedy="Its full output is above.")
 
 
 def _error_line(output: str) -> str:

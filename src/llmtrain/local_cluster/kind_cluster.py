@@ -18,16 +18,18 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
+from llmtrain.core.files import read_json, write_json
+from llmtrain.core.install import install_command
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
-from llmtrain.files import read_json, write_json
 from llmtrain.kubernetes.client import Cluster, Object
 from llmtrain.kubernetes.labels import COMMON_LABELS
-from llmtrain.local_cluster.kind_cli import list_clusters, mounts_of, provider, run
+from llmtrain.local_cluster import kind_cli
 
-CLAIM, NAMESPACE = "runs", "default"
+CLAIM = "runs"
+NAMESPACE = "default"
 MOUNT_ROOT = "/llmtrain"  # in the nodes; the mount path is a subdirectory named by the token
 SIZE = "100Gi"  # required by a claim; a host directory is not limited by it
-WAIT = "180s"
+WAIT = "180s"  # until the control plane is ready
 
 
 @dataclass(frozen=True)
@@ -82,18 +84,21 @@ def up(name: str, nodes: int, runs: Path | None, image: str | None, kubeconfig: 
     _check_name(name)
     if find_spec("kubernetes") is None:  # checked before the cluster, which takes minutes
         raise UsageError(
-            "The Kubernetes client is not installed.", remedy="Install the extra: pip install 'llmtrain[k8s]'."
+            "The Kubernetes client is not installed.", remedy=f"Install the extra: {install_command('k8s')}"
         )
-    if name in list_clusters():
+    if name in kind_cli.list_clusters():
         return _complete(_find_own(name), runs, kubeconfig)
     directory = open_directory(runs or Path("runs"))
-    file = str(Path(kubeconfig).expanduser().absolute()) if kubeconfig else None  # `down` may run in another directory
-    cluster = LocalCluster(name, secrets.token_hex(8), nodes, str(directory), file)
-    cluster.write()
+    if kubeconfig:  # absolute, because `down` may run in another directory
+        kubeconfig = str(Path(kubeconfig).expanduser().absolute())
+    cluster = LocalCluster(name, secrets.token_hex(8), nodes, str(directory), kubeconfig or None)
+    cluster.write()  # before the cluster exists: a process that is killed must not leave one that nothing identifies
+    options = [*_options(cluster), "--config=-", f"--wait={WAIT}"]
+    if image:
+        options.append(f"--image={image}")
     try:
-        options = ["--config=-", f"--wait={WAIT}", *([f"--image={image}"] if image else [])]
-        run("kind", "create", "cluster", *_kind_options(cluster), *options, input_=yaml.safe_dump(kind_config(cluster)))
-        create_claim(Cluster.connect(file, cluster.context), cluster.mounted_at)
+        kind_cli.run("kind", "create", "cluster", *options, input_=yaml.safe_dump(cluster_config(cluster)))
+        create_claim(Cluster.connect(cluster.kubeconfig, cluster.context), cluster.mounted_at)
     except BaseException:  # Ctrl-C too
         with suppress(LlmtrainError):  # the first error is the one to report
             _roll_back(cluster)
@@ -110,7 +115,7 @@ def _complete(cluster: LocalCluster, runs: Path | None, kubeconfig: str | None) 
         )
     kubeconfig = kubeconfig or cluster.kubeconfig
     try:
-        run("kind", "export", "kubeconfig", f"--name={cluster.name}", *_kubeconfig_option(kubeconfig))
+        kind_cli.run("kind", "export", "kubeconfig", f"--name={cluster.name}", *_kubeconfig_option(kubeconfig))
         has_new_claim = create_claim(Cluster.connect(kubeconfig, cluster.context), cluster.mounted_at)
     except ClusterError as problem:
         raise ClusterError(
@@ -125,8 +130,8 @@ def _roll_back(cluster: LocalCluster) -> None:
     """Delete an incomplete cluster: kind does not if it was interrupted or failed late. Only containers with our token
     are deleted, because another process may have created a cluster of the same name."""
     if _token_of(cluster.name) == cluster.mark:
-        run("kind", "delete", "cluster", *_kind_options(cluster))
-    elif cluster.name in list_clusters():
+        kind_cli.run("kind", "delete", "cluster", *_options(cluster))
+    elif cluster.name in kind_cli.list_clusters():
         return  # of another owner, or unknown: keep the record, which is harmless
     cluster.delete_record()
 
@@ -134,29 +139,34 @@ def _roll_back(cluster: LocalCluster) -> None:
 def down(name: str) -> LocalCluster | None:
     """Delete a cluster that `up` created, and no other. None if it does not exist."""
     _check_name(name)
-    if name not in list_clusters():
+    if name not in kind_cli.list_clusters():
         return None
     cluster = _find_own(name)
-    run("kind", "delete", "cluster", *_kind_options(cluster))
+    kind_cli.run("kind", "delete", "cluster", *_options(cluster))
     cluster.delete_record()
     return cluster
 
 
-def load_image(name: str, image: str) -> None:
-    """Copy a local image to the nodes of any kind cluster, also one not created by `up`."""
+def load_image(name: str, image: str, engine: str | None = None) -> None:
+    """Copy a local image to the nodes of any kind cluster, also one not created by `up`. `engine`: the program that has
+    the image, if not kind's container provider."""
     _check_name(name)
-    known = list_clusters()
+    known = kind_cli.list_clusters()
     if name not in known:
         raise UsageError(f"There is no kind cluster {name}.", known=known, remedy="Create it: llmtrain cluster up")
-    program = provider()
+    program = kind_cli.provider()
     try:
-        if program == "docker":
-            run("kind", "load", "docker-image", f"--name={name}", "--", image)
+        if program == "docker" and engine in (None, program):
+            kind_cli.run("kind", "load", "docker-image", f"--name={name}", "--", image)
             return
+        program = engine or program
         with TemporaryDirectory() as directory:  # `load docker-image` only works with docker
             archive = f"{directory}/image.tar"
-            run(program, "save", "-o", archive, "--", image)
-            run("kind", "load", "image-archive", f"--name={name}", "--", archive)
+            if program == "buildah":
+                kind_cli.run(program, "push", "--", image, f"docker-archive:{archive}:{image}")
+            else:
+                kind_cli.run(program, "save", "-o", archive, "--", image)
+            kind_cli.run("kind", "load", "image-archive", f"--name={name}", "--", archive)
     except ClusterError as problem:
         raise UsageError(
             f"Image {image} was not loaded into {name}: {problem.what}",
@@ -164,11 +174,29 @@ def load_image(name: str, image: str) -> None:
         ) from None
 
 
-def kind_config(cluster: LocalCluster) -> Object:
-    """The kind config. A single control-plane node also runs pods; with workers it does not."""
+def own_cluster_of(context: str) -> str | None:
+    """The cluster of a context, if `up` of this user created it."""
+    name = context.removeprefix(context_of(""))
+    if context != context_of(name):
+        return None
+    # Not every machine with such a context has kind: ask it only about a cluster that is recorded here.
+    recorded = [read_json(file) for file in _record_file("*").parent.glob("*.json")]
+    if not any(isinstance(record, dict) and record.get("name") == name for record in recorded):
+        return None
+    if name not in kind_cli.list_clusters():
+        return None
+    try:
+        return _find_own(name).name
+    except UsageError:
+        return None
+
+
+def cluster_config(cluster: LocalCluster) -> Object:
+    """The config file of kind (the tool). A single control-plane node also runs pods; with workers it does not."""
     mount = {"hostPath": cluster.runs, "containerPath": cluster.mounted_at}
-    workers = cluster.nodes if cluster.nodes > 1 else 0
-    roles = ["control-plane", *["worker"] * workers]
+    roles = ["control-plane"]
+    if cluster.nodes > 1:
+        roles += ["worker"] * cluster.nodes
     nodes = [{"role": role, "extraMounts": [dict(mount)]} for role in roles]
     return {"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "nodes": nodes}
 
@@ -250,12 +278,13 @@ def _find_own(name: str) -> LocalCluster:
 
 
 def _record_file(token: str) -> Path:
-    variable = os.environ.get("XDG_STATE_HOME", "")
-    state = Path(variable) if Path(variable).is_absolute() else Path.home() / ".local" / "state"
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not state.is_absolute():  # unset, or invalid by the XDG specification
+        state = Path.home() / ".local" / "state"
     return state / "llmtrain" / "clusters" / f"{token}.json"
 
 
-def _kind_options(cluster: LocalCluster) -> list[str]:
+def _options(cluster: LocalCluster) -> list[str]:
     return [f"--name={cluster.name}", *_kubeconfig_option(cluster.kubeconfig)]
 
 
@@ -270,5 +299,7 @@ def _check_name(name: str) -> None:
 
 def _token_of(name: str) -> str | None:
     """The token in the mounts of a cluster's control plane; None if `up` did not create it."""
-    matches = (re.fullmatch(rf"{MOUNT_ROOT}/([0-9a-f]{{16}})", path) for path in mounts_of(f"{name}-control-plane"))
-    return next((match[1] for match in matches if match), None)
+    for path in kind_cli.mounts_of(f"{name}-control-plane"):
+        if match := re.fullmatch(rf"{MOUNT_ROOT}/([0-9a-f]{{16}})", path):
+            return match[1]
+    return None

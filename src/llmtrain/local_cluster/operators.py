@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from llmtrain.errors import ClusterError, UsageError
 from llmtrain.kubernetes.client import Cluster
-from llmtrain.local_cluster.kind_cli import run
+from llmtrain.local_cluster import kind_cli
 
 WAIT = "300s"  # for images to be pulled
 
@@ -46,20 +46,27 @@ OPERATORS = {
 
 def choose_operators(names_option: str | None) -> list[str]:
     """Parse `jobset,trainer` into names in install order. Raises if kubectl is missing."""
-    names = [] if names_option is None else [name.strip() for name in names_option.split(",")]
-    if unknown := [name for name in names if name not in OPERATORS]:
-        raise UsageError(f"--with '{unknown[0]}' is unknown.", known=OPERATORS, remedy="Separate names by commas.")
-    if names and shutil.which("kubectl") is None:
+    if names_option is None:
+        return []
+    names = [name.strip() for name in names_option.split(",")]
+    for name in names:
+        if name not in OPERATORS:
+            raise UsageError(f"--with '{name}' is unknown.", known=OPERATORS, remedy="Separate names by commas.")
+    if "trainer" in names and "jobset" in names:
+        names = [name for name in names if name != "jobset"]  # the Trainer includes it
+    if shutil.which("kubectl") is None:
         raise UsageError(
             "--with needs kubectl, which is not installed.",
             remedy="Install it (https://kubernetes.io/docs/tasks/tools), or omit --with.",
         )
-    return [name for name in OPERATORS if name in names and not (name == "jobset" and "trainer" in names)]
+    return [name for name in OPERATORS if name in names]
 
 
 def install_operators(cluster: Cluster, names: Sequence[str], context: str, kubeconfig: str | None) -> None:
     """Apply each operator and wait until it is available. An installed one is changed to the tested version."""
-    options = [f"--context={context}", *([f"--kubeconfig={kubeconfig}"] if kubeconfig else [])]
+    options = [f"--context={context}"]
+    if kubeconfig:
+        options.append(f"--kubeconfig={kubeconfig}")
     for name in names:
         operator = OPERATORS[name]
         if name == "jobset" and _has_jobset(cluster, OPERATORS["trainer"]):
@@ -71,10 +78,10 @@ def install_operators(cluster: Cluster, names: Sequence[str], context: str, kube
                 remedy=f"Remove the first one (kubectl delete {' '.join(OPERATORS['jobset'].source)}), then try again.",
             )
         try:
-            run("kubectl", "apply", "--server-side", *operator.source, *options)
+            kind_cli.run("kubectl", "apply", "--server-side", *operator.source, *options)
             for deployment in operator.deployments:
                 wait = [f"--namespace={operator.namespace}", "--for=condition=Available", f"--timeout={WAIT}"]
-                run("kubectl", "wait", f"deployment/{deployment}", *wait, *options)
+                kind_cli.run("kubectl", "wait", f"deployment/{deployment}", *wait, *options)
         except ClusterError as problem:
             raise ClusterError(
                 f"{name} {operator.version} was not installed: {problem.what}",

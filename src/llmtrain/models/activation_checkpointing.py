@@ -8,6 +8,8 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 Forward = Callable[..., Any]
+Policy = Callable[..., CheckpointPolicy]
+"""(context of torch.utils.checkpoint, operation, its arguments) -> whether its result is saved"""
 _MATRIX_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
 
@@ -17,13 +19,27 @@ def checkpoint_blocks(blocks: Sequence[nn.Module], is_selective: bool, has_dropo
     adapters add to the results of matrix products in place, only the outputs of attention."""
     for block in blocks:
         is_adapted = not all(parameter.requires_grad for parameter in block.parameters())
-        wrap = _whole if not is_selective else _attention_only if is_adapted else _selective
-        block.forward = _in_training(block.forward, wrap(block.forward, preserve_rng_state=has_dropout))
+        if not is_selective:
+            wrap = _whole
+            new_policy = _save_nothing
+        elif is_adapted:
+            wrap = _attention_only
+            new_policy = _save_attention
+        else:
+            wrap = _selective
+            new_policy = _save_attention_and_products
+        call = _in_training(block.forward, wrap(block.forward, preserve_rng_state=has_dropout))
+        # For llmtrain plan, which traces the block with marks in the place of the checkpoint.
+        call.plain_forward = block.forward  # type: ignore[attr-defined]
+        call.new_policy = new_policy  # type: ignore[attr-defined]
+        block.forward = call
 
 
 def _in_training(forward: Forward, checkpointed: Forward) -> Forward:
     def call(*args: Any, **kwargs: Any) -> Any:
-        return checkpointed(*args, **kwargs) if torch.is_grad_enabled() else forward(*args, **kwargs)
+        if torch.is_grad_enabled():
+            return checkpointed(*args, **kwargs)
+        return forward(*args, **kwargs)  # nothing is kept in any case
 
     return call
 
@@ -46,15 +62,28 @@ def _attention_only(forward: Forward, **options: Any) -> Forward:
 
 
 def _selective_contexts() -> Any:
-    return _contexts(saves_products=True)
+    return create_selective_checkpoint_contexts(_save_attention_and_products())  # type: ignore[no-untyped-call]
 
 
 def _attention_contexts() -> Any:
-    return _contexts(saves_products=False)
+    return create_selective_checkpoint_contexts(_save_attention())  # type: ignore[no-untyped-call]
 
 
-def _contexts(saves_products: bool) -> Any:
-    """For one pass of one block: save outputs of attention; with `saves_products`, matrix products before it too."""
+# Policies, each for one pass of one block.
+def _save_nothing() -> Policy:
+    return lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _save_attention() -> Policy:
+    return _policy(saves_products=False)
+
+
+def _save_attention_and_products() -> Policy:
+    return _policy(saves_products=True)
+
+
+def _policy(saves_products: bool) -> Policy:
+    """Save outputs of attention; with `saves_products`, matrix products before it too."""
     is_past_attention = {False: False, True: False}  # in the forward pass, and when it is repeated
 
     def policy(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
@@ -62,7 +91,8 @@ def _contexts(saves_products: bool) -> Any:
             is_past_attention[context.is_recompute] = True
             return CheckpointPolicy.MUST_SAVE
         is_product = saves_products and operation in _MATRIX_PRODUCTS
-        is_saved = is_product and not is_past_attention[context.is_recompute]
-        return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
+        if is_product and not is_past_attention[context.is_recompute]:
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+    return policy

@@ -1,11 +1,12 @@
 """The model contract: what the trainer needs from a model.
 
-`model.name` is a model of registry.MODELS, or a class of the user's own (docs/extending.md).
+`model.name` is a model of registry.MODELS, or a plugin (docs/extending.md).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,22 @@ import torch
 import torch.nn.functional as F
 from pydantic import BaseModel
 from torch import nn
+from torch.nn.parameter import is_lazy
 
+from llmtrain.compat.numerics import Numerics
 from llmtrain.config.model import ModelSection
 from llmtrain.errors import UsageError
-from llmtrain.models import losses
-from llmtrain.models.numerics import Numerics
-from llmtrain.plugins import parse_options, user_code, wrong_result
+from llmtrain.hub.model_names import HubModel
+from llmtrain.plugins import parse_options, plugin_errors, wrong_result
 
 LossFunction = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 NextLogits = Callable[[Sequence[int]], torch.Tensor]
 """Token ids so far -> logits of the next token. Successive calls extend the ids by one or more."""
 WriteInto = Callable[[Path], None]
 COMPILE_MODE: str | None = None
-"""Of a model that is compiled as a whole. `reduce-overhead` (CUDA graphs) is measured by benchmarks/step_throughput.py;
-it needs one micro-batch per step, because gradients lie in memory that the next replay overwrites."""
+"""torch.compile's mode for a model that is compiled as a whole. `reduce-overhead` (CUDA graphs) is measured by
+benchmarks/step_throughput.py; it needs one micro-batch per step, because gradients lie in memory that the next replay
+overwrites."""
 EXPORT_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -58,6 +61,14 @@ class ModelAdapter(ABC):
                 remedy="Remove model.vocab_size to use the tokenizer's.",
             )
 
+    # The one method to implement
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """A new module on the CPU, initialized from torch's global generator (the caller seeds it)."""
+
+    # Before the module is built
+
     @classmethod
     def default_tokenizer(cls, config: Any) -> str:  # noqa: ARG003
         """The tokenizer to use if data.tokenizer is not set."""
@@ -66,27 +77,55 @@ class ModelAdapter(ABC):
     def prepare_for(self, device: torch.device, is_packed: bool) -> None:  # noqa: B027 (optional)
         """Choose what depends on the device and on whether examples are packed. Called before `build` for training."""
 
-    @abstractmethod
-    def build(self) -> nn.Module:
-        """A new module on the CPU, initialized from torch's global generator (the caller seeds it)."""
-
-    def build_empty(self) -> nn.Module:
-        """The same module with arbitrary weights: to load a checkpoint into, or to count parameters."""
-        return self.build()
-
     def weight_count(self) -> int | None:
         """About how many weights the module will have, without building it; None if unknown."""
+        return None
+
+    def config_files(self) -> list[Path]:
+        """Files that are needed to build the module, apart from its weights."""
+        return []
+
+    def base_model(self) -> HubModel | None:
+        """The pretrained base model on the hub; None without one, or if its directory does not say where it is from."""
         return None
 
     def base_files(self) -> list[Path]:
         """Files of the pretrained base model. They determine the result but are not stored in checkpoints."""
         return []
 
+    def base_dtype(self) -> str:
+        """Data type in which the weights of the pretrained base model are stored."""
+        return "float32"
+
+    # The module and its weights
+
+    def build_empty(self) -> nn.Module:
+        """The same module with arbitrary weights: to load a checkpoint into, or to count parameters."""
+        return self.build()
+
+    def probe(self, module: nn.Module) -> None:  # noqa: B027 (optional)
+        """Run the finished model on a tiny input to find out what its code does not declare."""
+
+    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
+        """The transformer blocks, which are sharded and compiled one by one: members of ModuleLists."""
+        return list(chain.from_iterable(outer_lists(module)))
+
+    def matrix_sections(self, module: nn.Module) -> dict[str, list[int]]:  # noqa: ARG002
+        """Parameters that hold several matrices one below the other: name -> row count of each. An optimizer that
+        works on whole matrices (muon) treats them separately."""
+        return {}
+
+    def flops_per_token(self, module: nn.Module) -> float:
+        """Floating-point operations of forward and backward per token: 6 per weight, without attention."""
+        return 6.0 * parameter_count(module)
+
     @property
     def uses_dropout(self) -> bool:
         """Whether the module draws random numbers: they are then seeded for each micro-batch, so that a resume is
-        exact. True for a class of the user's own, whose code cannot tell."""
+        exact. True for a plugin, whose code cannot be inspected."""
         return bool(getattr(self.config, "dropout", True))
+
+    # The loss
 
     def loss(
         self, module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, positions: torch.Tensor | None = None
@@ -97,17 +136,19 @@ class ModelAdapter(ABC):
         logits = module(inputs)  # (B, T, V)
         return F.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), targets.reshape(-1), reduction="sum")
 
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        """The transformer blocks, which are sharded and compiled one by one: members of ModuleLists."""
-        return [block for blocks in outer_lists(module) for block in blocks]
+    def compiled_loss(self, module: nn.Module, by_block: bool) -> LossFunction:
+        """The loss, compiled. With `by_block`, only the blocks are, because FSDP gathers weights between them."""
+        if not by_block:
+            return torch.compile(self.loss, mode=COMPILE_MODE)
+        for block in self.blocks(module):
+            block.compile()
+        return self.loss
 
-    def matrix_sections(self, module: nn.Module) -> dict[str, list[int]]:  # noqa: ARG002
-        """Parameters that hold several matrices one below the other: name -> row count of each. An optimizer that
-        works on whole matrices (muon) treats them separately."""
-        return {}
+    def separates_packed_examples(self, module: nn.Module) -> bool:  # noqa: ARG002
+        """Whether packed examples really do not attend to each other in this module."""
+        return self.can_pack
 
-    def probe(self, module: nn.Module) -> None:  # noqa: B027 (optional)
-        """Run the finished model on a tiny input to find out what its code does not declare."""
+    # Generation
 
     def context_length(self) -> int:
         """Maximum number of tokens of context for generation."""
@@ -117,32 +158,17 @@ class ModelAdapter(ABC):
         """Tokens that end a generated answer, in addition to the tokenizer's end of text."""
         return set()
 
-    def config_files(self) -> list[Path]:
-        """Files that are needed to build the module, apart from its weights."""
-        return []
-
-    def separates_packed_examples(self, module: nn.Module) -> bool:  # noqa: ARG002
-        """Whether packed examples really do not attend to each other in this module."""
-        return self.can_pack
-
-    def compiled_loss(self, module: nn.Module, by_block: bool) -> LossFunction:
-        """The loss, compiled. With `by_block`, only the blocks are, because FSDP gathers weights between them."""
-        losses.compile_chunks()
-        if not by_block:
-            return torch.compile(self.loss, mode=COMPILE_MODE)
-        for block in self.blocks(module):
-            block.compile()
-        return self.loss
-
     def next_logits(self, module: nn.Module, block_size: int) -> NextLogits:
         """For generation. Without a KV cache: recomputes the whole context for each token."""
 
         def next_logits(ids: Sequence[int]) -> torch.Tensor:
             device = next(module.parameters()).device
-            logits: torch.Tensor = module(torch.tensor([ids[-block_size:]], device=device))
+            logits = module(torch.tensor([ids[-block_size:]], device=device))  # (1, T, V)
             return logits[0, -1]
 
         return next_logits
+
+    # Files: checkpoints and export
 
     def checkpoint_extras(self, module: nn.Module) -> WriteInto | None:  # noqa: ARG002
         """A function that writes additional files into a checkpoint's directory; None if there are none.
@@ -150,14 +176,6 @@ class ModelAdapter(ABC):
         All ranks call this method together (it may gather shards). Rank 0 calls the result, maybe in a thread.
         """
         return None
-
-    def flops_per_token(self, module: nn.Module) -> float:
-        """Floating-point operations of forward and backward per token: 6 per weight, without attention."""
-        return 6.0 * parameter_count(module)
-
-    def base_dtype(self) -> str:
-        """Data type in which the weights of the pretrained base model are stored."""
-        return "float32"
 
     def export(
         self,
@@ -175,12 +193,16 @@ class ModelAdapter(ABC):
 
 
 def build_checked(adapter: ModelAdapter, is_empty: bool = False) -> nn.Module:
-    """The module of an adapter; a class of the user's own may fail, or return something else."""
+    """The module of an adapter; a plugin may fail, or return something else."""
     kind = type(adapter)
-    with user_code(kind, "build"):
+    with plugin_errors(kind, "build"):
         module: object = adapter.build_empty() if is_empty else adapter.build()
     if not isinstance(module, nn.Module):
         raise wrong_result(kind, "build returned", module, "a torch.nn.Module")
+    for name, parameter in module.named_parameters():
+        if is_lazy(parameter):
+            what = f"build returned a module whose parameter {name} has no shape yet:"
+            raise wrong_result(kind, what, module, "layers with their sizes (nn.Linear, not nn.LazyLinear)")
     return module
 
 
@@ -205,31 +227,58 @@ def _can_be_called(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
+def outermost_modules(names: Set[str], others: Set[str]) -> list[str]:
+    """The largest modules that contain some of `names`, of layers or parameters, and none of `others`; a name that is
+    in no such module stands for itself."""
+    shared: set[str] = set()
+    for name in others:
+        shared.update(_parents(name))
+    found = set()
+    for name in names:
+        unshared = [parent for parent in _parents(name) if parent not in shared]
+        found.add(unshared[0] if unshared else name)
+    return sorted(found)
+
+
+def _parents(name: str) -> list[str]:
+    """`a.b.c` -> ["a", "a.b"]"""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Switch the module to eval mode, and back to its previous mode at the end."""
-    was_training = module.training
+    """Switch the module to eval mode, and each of its parts back to its own mode at the end: a model may keep a part,
+    such as a frozen batch norm, in eval mode while it is trained."""
+    modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
         yield
     finally:
-        module.train(was_training)
+        for part, mode in modes:
+            part.training = mode
 
 
 def block_matrices(adapter: ModelAdapter, module: nn.Module) -> dict[str, nn.Parameter]:
     """The trainable matrices of the transformer blocks, without embeddings: what muon orthogonalizes."""
-    parts = [part for block in adapter.blocks(module) for part in block.modules() if not isinstance(part, nn.Embedding)]
-    inside = {id(parameter) for part in parts for parameter in part.parameters(recurse=False)}
-    return {
-        name: parameter
-        for name, parameter in module.named_parameters()
-        if id(parameter) in inside and parameter.requires_grad and parameter.dim() == 2
-    }
+    inside: set[int] = set()
+    for block in adapter.blocks(module):
+        for part in block.modules():
+            if not isinstance(part, nn.Embedding):
+                inside.update(map(id, part.parameters(recurse=False)))
+    matrices = {}
+    for name, parameter in module.named_parameters():
+        if id(parameter) in inside and parameter.requires_grad and parameter.dim() == 2:
+            matrices[name] = parameter
+    return matrices
 
 
 def parameter_count(module: nn.Module) -> int:
-    """bitsandbytes packs two weights of 4 bits into a byte."""
-    return sum(p.numel() * (2 if getattr(p, "quant_state", None) else 1) for p in module.parameters())
+    count = 0
+    for parameter in module.parameters():
+        is_packed = getattr(parameter, "quant_state", None)  # bitsandbytes packs two weights of 4 bits into a byte
+        count += 2 * parameter.numel() if is_packed else parameter.numel()
+    return count
 
 
 def trainable_count(module: nn.Module) -> int:

@@ -29,13 +29,12 @@ def compute_in(module: nn.Module, dtype: torch.dtype) -> None:
 
 def copy_in(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """A copy of the module with its float32 parameters in `dtype`, which computes the same. For inference."""
-    converted: dict[int, Any] = {
-        id(parameter): nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
-        if parameter.dtype == torch.float32
-        else parameter
-        for parameter in module.parameters()
-    }
-    return copy.deepcopy(module, converted)  # takes what it finds there for a copy
+    copies: dict[int, Any] = {}
+    for parameter in module.parameters():
+        copies[id(parameter)] = parameter
+        if parameter.dtype == torch.float32:
+            copies[id(parameter)] = nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
+    return copy.deepcopy(module, copies)  # takes what it finds there for a copy
 
 
 @cache
@@ -52,7 +51,6 @@ def _casting_property(name: str, dtype: torch.dtype) -> property:
 
 def _casting_forward(kind: type[nn.Module], dtype: torch.dtype) -> Any:
     def forward(part: nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
-        rows: torch.Tensor = kind.forward(part, *args, **kwargs).to(dtype)
-        return rows
+        return kind.forward(part, *args, **kwargs).to(dtype)
 
     return forward

@@ -16,8 +16,7 @@ class DummyGPT(nn.Module):
         self.head = nn.Linear(config.d_model, vocab_size)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:  # (B, T) -> (B, T, V)
-        logits: torch.Tensor = self.head(F.dropout(self.embedding(tokens), self.dropout, self.training))
-        return logits
+        return self.head(F.dropout(self.embedding(tokens), self.dropout, self.training))
 
 
 class DummyGPTAdapter(ModelAdapter):

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from llmtrain.models.numerics import Numerics
+from llmtrain.compat.numerics import Numerics
+from llmtrain.core.targets import IGNORE_INDEX
+from llmtrain.models.target_device import is_gpu, is_planned
 
-IGNORE_INDEX = -100
 CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
 """Logits per chunk: 64 MB of float32 stay near the caches of a CPU; a GPU needs large matrix products."""
 LARGE_CHUNK_ELEMENTS = 1 << 28
@@ -20,72 +21,93 @@ whose gradient (2,048 x width) has about as many tiles as a GPU has multiprocess
 TRAINED_CHUNK_ELEMENTS = 1 << 29
 """On a GPU, if the output layer is trained: every chunk reads and writes its whole gradient."""
 
+OutputLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor], torch.Tensor]
+"""(hidden states, weight and bias of the output layer, targets) -> sum of the losses"""
+ChunkFunction = Callable[[torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor, torch.Tensor]]
+"""(logits, targets, whether a gradient is needed) -> (sum of the losses, gradient of the logits)"""
+
 
 def needs_chunks(tokens: torch.Tensor, vocab_size: int) -> bool:
     """Whether the logits of a batch of tokens are more than one chunk. Otherwise computing them all is as fast."""
-    return tokens.numel() * vocab_size > CHUNK_ELEMENTS["cuda" if tokens.is_cuda else "cpu"]
+    return tokens.numel() * vocab_size > CHUNK_ELEMENTS["cuda" if is_gpu(tokens) else "cpu"]
 
 
-def linear_cross_entropy(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    targets: torch.Tensor,
-    numerics: Numerics,
-) -> torch.Tensor:
-    """Sum of the cross-entropy of `hidden @ weight.T + bias` over all targets that are not IGNORE_INDEX. If their data
-    types differ it is computed in bfloat16."""
-    return _function(hidden, weight, bias, targets, numerics)
+class ChunkedLoss:
+    """The loss of a model as a function of its last hidden states, held by the module. A run that is compiled has
+    another one (`compiled_loss`): nothing has to be undone when the run ends."""
+
+    def __init__(self, numerics: Numerics, is_compiled: bool = False) -> None:
+        """`numerics`: those of the run."""
+        self.numerics = numerics
+        self.is_compiled = is_compiled
+        self._chunk: ChunkFunction = _chunk
+        self._chunk_in_place: ChunkFunction = _chunk_in_place
+        if is_compiled:
+            self._chunk = torch.compile(_chunk)
+            self._chunk_in_place = torch.compile(_chunk_in_place)
+
+    def __call__(
+        self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+    ) -> torch.Tensor:  # (B, T, C), (V, C), (V,), (B, T) -> ()
+        """Sum of the cross-entropy of `hidden @ weight.T + bias` over all targets that are not IGNORE_INDEX. If their
+        data types differ it is computed in bfloat16."""
+        hidden = hidden.reshape(-1, hidden.shape[-1])  # (N, C)
+        targets = targets.reshape(-1)  # (N,)
+        is_on_gpu = is_gpu(hidden)
+        if not is_on_gpu and not is_planned():  # prompts have no loss, so skip their logits
+            kept = (targets != IGNORE_INDEX).nonzero().squeeze(1)
+            if len(kept) < len(targets):
+                hidden = hidden[kept]
+                targets = targets[kept]
+        if torch.is_autocast_enabled(hidden.device.type):
+            dtype = torch.get_autocast_dtype(hidden.device.type)
+            hidden = hidden.to(dtype)
+            weight = weight.to(dtype)
+            bias = _optional_to(bias, dtype)
+        elif hidden.dtype != weight.dtype:
+            hidden = hidden.to(torch.bfloat16)
+        if not torch.is_grad_enabled():  # needs_input_grad is set even without grad mode
+            hidden = hidden.detach()
+            weight = weight.detach()
+            bias = None if bias is None else bias.detach()
+        rows = self._rows_per_chunk(hidden, weight)
+        # On a GPU the gradient takes the place of the logits: half the memory of the largest tensor.
+        is_in_place = is_on_gpu and self.numerics.has_large_chunks
+        function = self._chunk_in_place if is_in_place else self._chunk
+        if is_on_gpu and self.numerics.has_loss_kernel and self.is_compiled:
+            function = _chunk_by_kernel
+        values = (hidden, weight, bias, targets, rows, function, is_in_place)
+        return _LinearCrossEntropy.apply(*values)  # type: ignore[no-untyped-call]
+
+    def _rows_per_chunk(self, hidden: torch.Tensor, weight: torch.Tensor) -> int:
+        """Positions per chunk: (rows, V) logits."""
+        if not is_gpu(hidden):
+            return max(1, CHUNK_ELEMENTS["cpu"] // len(weight))
+        if not self.numerics.has_large_chunks:
+            return max(1, CHUNK_ELEMENTS["cuda"] // len(weight))
+        if not self.is_compiled:
+            elements = CHUNK_ELEMENTS["cuda"]
+        elif weight.requires_grad:
+            elements = TRAINED_CHUNK_ELEMENTS
+        else:
+            elements = LARGE_CHUNK_ELEMENTS
+        return even_rows(len(hidden), max(1, elements // len(weight)))
 
 
-def _linear_cross_entropy(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    targets: torch.Tensor,
-    numerics: Numerics,
-) -> torch.Tensor:
-    hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)  # (N, C), (N,)
-    if hidden.device.type == "cpu":  # prompts have no loss, so skip their logits
-        kept = (targets != IGNORE_INDEX).nonzero().squeeze(1)
-        if len(kept) < len(targets):
-            hidden, targets = hidden[kept], targets[kept]
-    if torch.is_autocast_enabled(hidden.device.type):
-        dtype = torch.get_autocast_dtype(hidden.device.type)
-        hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    elif hidden.dtype != weight.dtype:
-        hidden = hidden.to(torch.bfloat16)
-    if not torch.is_grad_enabled():  # needs_input_grad is set even without grad mode
-        hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-    rows = _rows_per_chunk(hidden, weight, numerics)
-    is_in_place = hidden.is_cuda and numerics.has_large_chunks
-    function = _in_place_function if is_in_place else _chunk_function
-    if hidden.is_cuda and numerics.has_loss_kernel and _is_compiled:
-        function = _chunk_by_kernel
-    values = hidden, weight, bias, targets, rows, function, is_in_place
-    loss: torch.Tensor = _LinearCrossEntropy.apply(*values)  # type: ignore[no-untyped-call]
-    return loss
-
-
-def _rows_per_chunk(hidden: torch.Tensor, weight: torch.Tensor, numerics: Numerics) -> int:
-    """Positions per chunk: (rows, V) logits."""
-    if not hidden.is_cuda:
-        return max(1, CHUNK_ELEMENTS["cpu"] // len(weight))
-    if not numerics.has_large_chunks:
-        return max(1, CHUNK_ELEMENTS["cuda"] // len(weight))
-    if not _is_compiled:
-        elements = CHUNK_ELEMENTS["cuda"]
-    else:
-        elements = TRAINED_CHUNK_ELEMENTS if weight.requires_grad else LARGE_CHUNK_ELEMENTS
-    return even_rows(len(hidden), max(1, elements // len(weight)))
+def compiled_loss(numerics: Numerics) -> OutputLoss:
+    """A ChunkedLoss with compiled chunk functions; on a GPU our kernel takes their place if the numerics have it. A
+    compiled model calls the loop over the chunks as it is: unrolled, it would be compiled once per chunk."""
+    return torch.compiler.disable(ChunkedLoss(numerics, is_compiled=True).__call__)  # type: ignore[no-untyped-call]
 
 
 def even_rows(total: int, most: int) -> int:
     """The largest chunk size up to `most` with which all chunks are equal (one shape to compile, and matrices of good
     sizes for a GPU); `most` itself if that would take more than twice as many chunks."""
     fewest = max(1, -(-total // most))
-    even = next((count for count in range(fewest, 2 * fewest + 1) if total % count == 0), None)
-    return total // even if even else most
+    for count in range(fewest, 2 * fewest + 1):
+        if total % count == 0:
+            return total // count
+    return most
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -97,19 +119,25 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         rows: int,
-        function: "ChunkFunction",
+        function: ChunkFunction,
         is_in_place: bool,
     ) -> torch.Tensor:
         needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         needs_grad = needs_hidden or needs_weight or needs_bias
-        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias and bias is not None else None
+        grad_hidden = grad_weight = grad_bias = None
+        if needs_hidden:
+            grad_hidden = torch.empty_like(hidden)  # (N, C)
+        if needs_weight:
+            grad_weight = torch.zeros_like(weight, dtype=torch.float32)  # (V, C)
+        if needs_bias and bias is not None:
+            grad_bias = torch.zeros_like(bias, dtype=torch.float32)  # (V,)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
+        ctx.weight_dtype = weight.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
         # Cast here and not before, so that the gradient of a tied float32 weight is not rounded to bfloat16. A separate
         # output layer is cast before by compute_in, and its gradient is rounded.
-        weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
+        weight = weight.to(hidden.dtype)
+        bias = _optional_to(bias, hidden.dtype)
         for start in range(0, len(hidden), rows):
             chunk = hidden[start : start + rows]  # (n, C)
             logits = torch.nn.functional.linear(chunk, weight, bias)  # (n, V)
@@ -127,22 +155,25 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
-        scale = upstream[0]
-        return (
-            None if grad_hidden is None else grad_hidden * scale.to(grad_hidden.dtype),
-            None if grad_weight is None else (grad_weight * scale).to(ctx.dtypes[0]),
-            None if grad_bias is None else (grad_bias * scale).to(ctx.dtypes[1]),
-            None,
-            None,
-            None,
-            None,
-        )
+        scale = upstream[0]  # (): the gradient of the sum, 1 / target tokens of the step
+        if grad_hidden is not None:
+            grad_hidden = grad_hidden * scale.to(grad_hidden.dtype)
+        if grad_weight is not None:
+            grad_weight = (grad_weight * scale).to(ctx.weight_dtype)
+        if grad_bias is not None:
+            grad_bias = (grad_bias * scale).to(ctx.bias_dtype)
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None
+
+
+def _optional_to(bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    return None if bias is None else bias.to(dtype)
 
 
 def _add_product(total: torch.Tensor, grad: torch.Tensor, chunk: torch.Tensor, is_in_place: bool) -> None:
     """Add grad^T chunk to a float32 total."""
     if is_in_place and grad.dtype == torch.bfloat16:  # the matrix product adds its float32 sums to the total
-        torch.addmm(total, grad.t(), chunk, out_dtype=torch.float32, out=total)
+        if not is_planned():  # a CPU has no such product
+            torch.addmm(total, grad.t(), chunk, out_dtype=torch.float32, out=total)
     else:
         total += grad.t() @ chunk  # product in the compute dtype, sum in float32
 
@@ -183,29 +214,8 @@ def _chunk_by_kernel(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Loss and gradient of a chunk in one kernel, with about half the traffic to the GPU's memory. Needs Triton and a C
     compiler, as torch.compile does on a GPU."""
+    if is_planned():
+        return logits.new_zeros(len(logits), dtype=torch.float32).sum(), logits
     from llmtrain.models.loss_kernel import cross_entropy_
 
     return cross_entropy_(logits, targets, needs_grad, IGNORE_INDEX)
-
-
-ChunkFunction = Callable[[torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor, torch.Tensor]]
-_chunk_function: ChunkFunction = _chunk
-_in_place_function: ChunkFunction = _chunk_in_place
-_function: Callable[..., torch.Tensor] = _linear_cross_entropy
-_is_compiled = False
-
-
-def compile_chunks() -> None:
-    """Compile the chunk functions, and on a GPU use our kernel in their place if the numerics have it. A compiled model
-    calls the loop over the chunks as it is: unrolled, it would be compiled once per chunk."""
-    global _chunk_function, _in_place_function, _function, _is_compiled
-    _chunk_function, _in_place_function = torch.compile(_chunk), torch.compile(_chunk_in_place)
-    _function = torch.compiler.disable(_linear_cross_entropy)  # type: ignore[no-untyped-call]
-    _is_compiled = True
-
-
-def undo_compile() -> None:
-    """What follows in this process computes as if nothing had been compiled."""
-    global _chunk_function, _in_place_function, _function, _is_compiled
-    _chunk_function, _in_place_function, _function = _chunk, _chunk_in_place, _linear_cross_entropy
-    _is_compiled = False

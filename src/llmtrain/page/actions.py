@@ -10,11 +10,12 @@ import threading
 import time
 
 from llmtrain.errors import LlmtrainError, UsageError
-from llmtrain.page.collect import Values
-from llmtrain.page.hub import Hub
 from llmtrain.page.local_runs import LOCAL
+from llmtrain.page.run_catalog import RunCatalog
+from llmtrain.page.run_values import Values
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.lock import is_held, owner_pid
+from llmtrain.runs.state import RunState
 
 ACTIONS = ("stop", "resume", "recover", "delete")
 TIMEOUT_SEC = 900.0
@@ -23,27 +24,30 @@ START_SEC = 120.0
 """How long a run that is resumed may take until it holds its lock; importing torch takes some seconds."""
 POLL_SEC = 0.1
 _MAX_OUTPUT = 20_000
-_ENDED = ("finished", "failed", "stopped", "removed", "incomplete")
-_LOCAL = {"running": ["stop"], "finished": ["delete"], "not started": ["delete"]}
 
 
 def possible_actions(row: Values) -> list[str]:
-    if row["where"] == LOCAL:
-        return _LOCAL.get(row["state"], ["resume", "delete"])
-    return ["resume", "delete"] if row["state"] in _ENDED else ["stop", "recover", "delete"]
+    state = row["state"]
+    if row["where"] != LOCAL:
+        return ["resume", "delete"] if RunState(state).has_ended else ["stop", "recover", "delete"]
+    if state == RunState.RUNNING:
+        return ["stop"]
+    if state in (RunState.FINISHED, RunState.NOT_STARTED):
+        return ["delete"]
+    return ["resume", "delete"]
 
 
-def act(hub: Hub, key: str, action: str, confirm: str) -> str:
+def act(catalog: RunCatalog, key: str, action: str, confirm: str) -> str:
     """Do it, and return what the command printed. `confirm` is the run id, typed by the user."""
-    row = hub.row(key)
+    row = catalog.row(key)
     if action not in ACTIONS or action not in possible_actions(row):
         raise UsageError(f"'{action}' is not possible for a run that is {row['state']}.", remedy="Reload the page.")
     if confirm != row["run_id"]:
         raise UsageError("The confirmation does not name the run.", remedy=f"Type {row['run_id']}.")
     if row["where"] != LOCAL:
         more = {"resume": ["--detach"]}.get(action, [])
-        return _run([action, row["run_id"], *hub.cluster_options(row["where"]), *more])
-    run = hub.directory(key)
+        return _run([action, row["run_id"], *catalog.cluster_options(row["where"]), *more])
+    run = catalog.view(key).run
     if action == "stop":
         return _stop(run)
     if action == "delete":

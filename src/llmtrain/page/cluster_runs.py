@@ -1,4 +1,4 @@
-"""The runs of a namespace, read with the rights of the user, while somebody looks at them."""
+"""The runs of a namespace, read with the rights of the user, while the page is open."""
 
 import shlex
 import shutil
@@ -8,20 +8,24 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from llmtrain.core.redact import redacted_line
 from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch.record import Record, find_record
+from llmtrain.operate.observed_run import ObservedRun
+from llmtrain.operate.status.all_runs import all_status
 from llmtrain.operate.status.events import event_time, find_events, is_about
-from llmtrain.operate.status.run_status import RunStatus, all_status, run_status
+from llmtrain.operate.status.pods import PodStatus
+from llmtrain.operate.status.run_status import RunStatus
 from llmtrain.operate.why.explain import explain
-from llmtrain.page import collect
-from llmtrain.page.collect import Values
 from llmtrain.page.local_runs import LOCAL, RowTable
 from llmtrain.page.mirror import Mirror
 from llmtrain.page.pod_log_file import TAIL_LINES, PodLogFile
-from llmtrain.page.values import epoch, finite, message
-from llmtrain.redact import redacted_line
+from llmtrain.page.run_values import Values, run_row, why_values
+from llmtrain.page.values import message
 from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.json_values import epoch, finite
+from llmtrain.runs.view import RunView
 
 POLL_SEC = 4.0
 IDLE_SEC = 20.0
@@ -31,12 +35,27 @@ WHY_SEC = 15.0
 MAX_EVENTS = 100
 _POD_FIELDS = ("name", "index", "ranks", "phase", "reason", "message", "node", "restarts", "exit_code", "silent_sec")
 
+_FILE_FIELDS = (
+    "best_val_loss",
+    "seconds",
+    "lr",
+    "seed",
+    "parameters",
+    "model",
+    "dataset",
+    "cost",
+    "cost_projected",
+    "currency",
+)
+"""Of a row: known from the files of a run only."""
+
 
 class ClusterRuns:
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.table = RowTable()
         self.problem: Values | None = None
-        self.name, self.namespace = cluster.name, namespace
+        self.name = cluster.name
+        self.namespace = namespace
         self._cluster = cluster
         self._directory = Path(tempfile.mkdtemp(prefix="llmtrain-page-"))
         self._records: dict[str, Record] = {}
@@ -47,7 +66,8 @@ class ClusterRuns:
         self._why: dict[str, tuple[float, Values]] = {}
         self._wanted_at = 0.0
         self._lock = threading.Lock()
-        self._has_read, self._is_closed = threading.Event(), threading.Event()
+        self._has_read = threading.Event()
+        self._is_closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def refresh(self) -> None:
@@ -80,19 +100,19 @@ class ClusterRuns:
         commands = [
             {"what": "Resume", "command": f"llmtrain resume {run}"},
             {"what": "Download", "command": f"llmtrain fetch {run}"},
-            {"what": "Export, after the download", "command": f"llmtrain export --run {record.run_id} --to model"},
+            {"what": "Export, after the download", "command": f"llmtrain export {record.run_id} --to model"},
             {"what": "Explain", "command": f"llmtrain why {run}"},
         ]
+        place = record.runs_claim or "no volume"
         logs = list(range(launch.node_range[1] * launch.processes_per_node))
         found = self._details.get(key, {"pods": [], "events": []})
-        return {**found, "commands": commands, "logs": logs, "path": f"{record.run_id} on {record.runs_claim}"}
+        return {**found, "commands": commands, "logs": logs, "path": f"{record.run_id} on {place}"}
 
     def why(self, key: str) -> Values:
         """The diagnosis, at most every WHY_SEC: it may take some seconds."""
         at, value = self._why.get(key, (0.0, {}))
         if time.monotonic() - at > WHY_SEC or not value:
-            why = explain(self._cluster, self._record(key))
-            value = {"cause": why.cause, "what": why.what, "evidence": why.evidence, "remedy": why.remedy}
+            value = why_values(explain(ObservedRun(self._cluster, self._record(key))))
             self._why[key] = (time.monotonic(), value)
         return value
 
@@ -153,7 +173,7 @@ class ClusterRuns:
         for key, status in statuses.items():
             self.table.put(key, self._row(key, status))
         self.table.keep(set(statuses))
-        for key in [key for key in self._records if key not in statuses]:  # deleted
+        for key in self._records.keys() - statuses.keys():  # deleted
             self._records.pop(key, None)
         now = time.monotonic()
         for key, at in list(self._viewed.items()):
@@ -163,8 +183,8 @@ class ClusterRuns:
     def _read_details(self, key: str) -> Values:
         _, _, run_id = key.partition("/")
         record = self._records[key] = find_record(self._cluster, run_id, self.namespace)  # a resume has changed it
-        status = run_status(self._cluster, record, with_log=False, with_usage=False)
-        pods = [{name: value for name, value in asdict(pod).items() if name in _POD_FIELDS} for pod in status.pods]
+        status = ObservedRun(self._cluster, record, with_log=False, with_usage=False).status
+        pods = [_pod_values(pod) for pod in status.pods]
         events = [event for event in find_events(self._cluster, record.namespace) if is_about(record, event)]
         rows = [
             {
@@ -199,16 +219,18 @@ class ClusterRuns:
             "processes": status.processes_per_node,
             "restarts": status.restarts,
             "gpu_hours": None,
+            **dict.fromkeys(_FILE_FIELDS),
             "started": epoch(status.launched_at),
             "updated": None,
         }
         mirror = self._mirrors.get(key)
         if mirror is not None and mirror.run.metrics.exists():
-            own = collect.run_row(mirror.run)
-            row |= {name: own[name] for name in ("mfu", "gpu_hours", "updated", "started")}
+            own = run_row(RunView(mirror.run))
+            row |= {name: own[name] for name in (*_FILE_FIELDS, "mfu", "gpu_hours", "updated", "started")}
             row["step"] = max(row["step"], own["step"])
             for name in ("loss", "val_loss", "max_steps"):
-                row[name] = row[name] if row[name] is not None else own[name]
+                if row[name] is None:
+                    row[name] = own[name]
         if mirror is not None and mirror.problem:
             row["problem"] = mirror.problem["what"]
         return row
@@ -217,6 +239,11 @@ class ClusterRuns:
 def _where(namespace: str) -> str:
     """First part of the key of a run: the namespace. One with the name of the directory's runs gets a dot."""
     return f"{namespace}." if namespace == LOCAL else namespace
+
+
+def _pod_values(pod: PodStatus) -> Values:
+    values = asdict(pod)
+    return {name: values[name] for name in values if name in _POD_FIELDS}
 
 
 def _lost_nodes(pods: list[Values]) -> list[Values]:

@@ -31,8 +31,8 @@ def min_max(
 
 
 def _extremes(xs: "array[float]", ys: "array[float]", columns: int, low: int, high: int) -> list[int]:
-    first_x, last_x = xs[low], xs[high - 1]
-    width = (last_x - first_x) / columns
+    first_x = xs[low]
+    width = (xs[high - 1] - first_x) / columns
     kept: list[int] = []
     begin = low
     for column in range(1, columns + 1):
@@ -46,14 +46,20 @@ def _extremes(xs: "array[float]", ys: "array[float]", columns: int, low: int, hi
 
 def _extremes_of(ys: "array[float]", begin: int, end: int, is_edge: bool) -> list[int]:
     values = ys[begin:end]
-    if math.isfinite(sum(values)):
+    if math.isfinite(sum(values)):  # the usual case, without a loop in Python
+        first = begin
+        last = end - 1
         found = {begin + values.index(min(values)), begin + values.index(max(values))}
-        return sorted(found | ({begin, end - 1} if is_edge else set()))
-    finite = [index for index in range(begin, end) if math.isfinite(ys[index])]
-    if not finite:
-        return []
-    found = {min(finite, key=ys.__getitem__), max(finite, key=ys.__getitem__)}
-    return sorted(found | ({finite[0], finite[-1]} if is_edge else set()))
+    else:
+        finite = [index for index in range(begin, end) if math.isfinite(ys[index])]
+        if not finite:
+            return []
+        first = finite[0]
+        last = finite[-1]
+        found = {min(finite, key=ys.__getitem__), max(finite, key=ys.__getitem__)}
+    if is_edge:
+        found |= {first, last}
+    return sorted(found)
 
 
 def smooth(ys: "array[float]", weight: float) -> "array[float]":
@@ -62,6 +68,7 @@ def smooth(ys: "array[float]", weight: float) -> "array[float]":
     values = ys if is_finite else array("d", (value for value in ys if math.isfinite(value)))
     totals = accumulate(values, lambda total, value: weight * total + (1 - weight) * value, initial=0.0)
     averages = array("d", islice(totals, 1, None))
+    # The average starts at 0 instead of at the first value; after n values that has a weight of weight^n.
     norm = 1.0
     for index in range(len(averages)):
         norm *= weight
@@ -77,7 +84,9 @@ def smooth(ys: "array[float]", weight: float) -> "array[float]":
 def smoothing_weight(weight: float, count: int) -> float:
     """The weight for a curve of `count` points: its window, 1 / (1 - weight) points, is at most a part of the curve. 0
     for a short curve, which is its own best average."""
-    return max(0.0, min(weight, 1 - WINDOWS_PER_CURVE / count)) if count else 0.0
+    if not count:
+        return 0.0
+    return max(0.0, min(weight, 1 - WINDOWS_PER_CURVE / count))
 
 
 def shortened(values: Sequence[float]) -> list[float | int]:

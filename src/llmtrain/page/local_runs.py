@@ -4,17 +4,18 @@ import os
 import re
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from llmtrain.config.section import RUN_ID_PATTERN
+from llmtrain.core.files import is_there
 from llmtrain.errors import UsageError
-from llmtrain.files import is_there
-from llmtrain.page import collect
-from llmtrain.page.collect import Values
-from llmtrain.page.run_files import signature_of
+from llmtrain.page.run_values import Values, run_row
 from llmtrain.page.values import message
 from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.state import RunState
+from llmtrain.runs.view import RunView
 
 LOCAL = "local"
 """First part of the key of a run in the directory; of a run on a cluster it is the namespace."""
@@ -44,7 +45,7 @@ class RowTable:
 
     def keep(self, keys: set[str]) -> None:
         """Remove all others."""
-        for key in [key for key in self._rows if key not in keys]:
+        for key in self._rows.keys() - keys:
             self.version += 1
             del self._rows[key]
             self._removed[key] = self.version
@@ -99,13 +100,26 @@ class LocalRuns:
         return [name for name in names if name in self._signatures or _is_run(RunDirectory(directory / name))]
 
     def _refresh_run(self, name: str) -> None:
-        run, key = RunDirectory(Path(self.root).expanduser() / name), f"{LOCAL}/{name}"
+        run = RunDirectory(Path(self.root).expanduser() / name)
+        key = f"{LOCAL}/{name}"
         signature = signature_of((run.metrics, run.generations, run.finished, run.lock, run.exits, run.meta))
         row = self.table.get(key)
         # The lock of a process that was killed stays as it is.
-        if row is None or signature != self._signatures.get(name) or row["state"] == "running":
+        if row is None or signature != self._signatures.get(name) or row["state"] == RunState.RUNNING:
             self._signatures[name] = signature
-            self.table.put(key, {"key": key, "where": LOCAL, **collect.run_row(run)})
+            self.table.put(key, {"key": key, "where": LOCAL, **run_row(RunView(run))})
+
+
+def signature_of(paths: Iterable[Path]) -> tuple[tuple[int, int], ...]:
+    """Changes when one of the files or directories does."""
+    found = []
+    for path in paths:
+        try:
+            status = path.stat()
+            found.append((status.st_mtime_ns, status.st_size))
+        except OSError:
+            found.append((0, 0))
+    return tuple(found)
 
 
 def _is_directory(entry: "os.DirEntry[str]") -> bool:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from llmtrain.files import open_text
+from llmtrain.core.files import open_text
 
 CHUNK_BYTES = 1 << 15
 MAX_MATCHES = 200
@@ -22,7 +22,8 @@ def read_chunk(path: Path, *, before: int | None = None, after: int | None = Non
             begin = min(max(0, after), size)
             data = os.pread(descriptor, CHUNK_BYTES, begin)
             last = data.rfind(b"\n") + 1
-            data = data[:last] if last or len(data) < CHUNK_BYTES else data
+            if last or len(data) < CHUNK_BYTES:  # else one line fills the chunk, and is cut
+                data = data[:last]
         else:
             end = size if before is None else min(max(0, before), size)
             begin = max(0, end - CHUNK_BYTES)
@@ -31,7 +32,8 @@ def read_chunk(path: Path, *, before: int | None = None, after: int | None = Non
                 data = data[: data.rfind(b"\n") + 1]  # the last line may still be written
             first = data.find(b"\n") + 1 if begin else 0
             if first and first < len(data):
-                begin, data = begin + first, data[first:]
+                begin += first
+                data = data[first:]
     return {"begin": begin, "end": begin + len(data), "size": size, "text": data.decode("utf-8", "replace")}
 
 
@@ -58,7 +60,10 @@ def search(path: Path, text: str) -> dict[str, Any]:
             if begin and not first:  # one very long line
                 first = len(data)
             matches += _matches(data[first:], begin + first, needle, MAX_MATCHES - len(matches))
-            tail, end = data[:first] if len(data[:first]) < _BLOCK_BYTES else b"", begin
+            tail = data[:first]  # the end of a line that begins in an earlier block
+            if len(tail) >= _BLOCK_BYTES:
+                tail = b""
+            end = begin
     return {"matches": matches, "is_complete": end <= 0}
 
 
@@ -69,7 +74,9 @@ def _matches(data: bytes, offset: int, needle: bytes, limit: int) -> list[dict[s
     while len(found) < limit and (position := lowered.rfind(needle, 0, position)) >= 0:
         begin = data.rfind(b"\n", 0, position) + 1
         end = data.find(b"\n", position)
-        line = data[begin : end if end >= 0 else len(data)]
+        if end < 0:
+            end = len(data)
+        line = data[begin:end]
         shown = line.decode("utf-8", "replace")[:_LINE_CHARACTERS]
         found.append({"offset": offset + begin, "line": shown})
         position = begin

@@ -1,4 +1,4 @@
-"""A local copy of the small files of a run on a cluster, kept up to date while somebody looks at the run. They are read
+"""A local copy of the small files of a run on a cluster, kept up to date while the run is on screen. They are read
 from the runs volume through a reader pod, as `fetch` does, also after all pods of the run are gone."""
 
 import threading
@@ -11,19 +11,20 @@ from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch.pod_scripts.file_server import ANY
 from llmtrain.launch.record import Record
 from llmtrain.operate.fetch.reader import FileRequest, Reader, RemoteFile
-from llmtrain.page.collect import Values
+from llmtrain.operate.observed_run import ObservedRun
+from llmtrain.page.run_values import Values
 from llmtrain.page.values import message
+from llmtrain.runs.checksums import CHECKSUMS, POINTERS
 from llmtrain.runs.directory import RunDirectory
-from llmtrain.runs.manifest import MANIFEST, POINTERS
 
 ROUND_SEC = 3.0
 IDLE_SEC = 45.0
-"""The reader pod is deleted when nobody has looked at the run for this long."""
+"""The reader pod is deleted when the run has not been on screen for this long."""
 RETRY_SEC = 30.0
 """After a reader pod could not be started."""
 CLOSE_SEC = 5.0
 MAX_BYTES = 1 << 20
-"""Of a file other than the metrics."""
+"""Maximum bytes of a file other than the metrics."""
 _NAMES = RunDirectory(Path())
 _FILES = {path.name for path in (_NAMES.config, _NAMES.meta, _NAMES.metrics, _NAMES.generations, _NAMES.finished)}
 _DIRECTORIES = {path.name for path in (_NAMES.exits, _NAMES.heartbeats, _NAMES.samples)}
@@ -33,7 +34,8 @@ class Mirror:
     def __init__(self, cluster: Cluster, record: Record, parent: Path) -> None:
         self.run = RunDirectory(parent / record.run_id)
         self.problem: Values | None = None
-        self._cluster, self._record = cluster, record
+        self._cluster = cluster
+        self._record = record
         self._known: dict[str, RemoteFile] = {}
         self._wanted_at = 0.0
         self._is_closed = threading.Event()
@@ -58,7 +60,7 @@ class Mirror:
             self._thread.join(CLOSE_SEC)
 
     def _read(self) -> None:
-        reader = Reader(self._cluster, self._record)
+        reader = Reader(ObservedRun(self._cluster, self._record))
         try:
             reader.start()
             while not self._is_closed.is_set() and time.monotonic() - self._wanted_at < IDLE_SEC:
@@ -95,7 +97,7 @@ class Mirror:
             if response.file is not None:
                 self._write(response.path, response.offset, blocks)
                 self._known[response.path] = files[response.path]
-        for path in [path for path in self._known if path not in files]:
+        for path in self._known.keys() - files.keys():
             (self.run.path / path).unlink(missing_ok=True)
             del self._known[path]
 
@@ -104,7 +106,8 @@ class Mirror:
         before = self._known.get(file.path)
         if before is None or file.path != _NAMES.metrics.name:
             return 0
-        return before.size if before.size <= file.size and _inode(before) == _inode(file) else 0
+        is_replaced = before.size > file.size or _inode(before) != _inode(file)
+        return 0 if is_replaced else before.size
 
     def _write(self, path: str, offset: int, blocks: Iterator[bytes]) -> None:
         local = self.run.path / path
@@ -133,5 +136,5 @@ def _is_wanted(file: RemoteFile) -> bool:
     if len(parts) == 1:
         return parts[0] in _FILES and (file.size <= MAX_BYTES or parts[0] == _NAMES.metrics.name)
     if parts[0] == _NAMES.checkpoints.name:
-        return file.size <= MAX_BYTES and (parts[-1] == MANIFEST or (len(parts) == 2 and parts[1] in POINTERS))
+        return file.size <= MAX_BYTES and (parts[-1] == CHECKSUMS or (len(parts) == 2 and parts[1] in POINTERS))
     return parts[0] in _DIRECTORIES and len(parts) == 2 and file.size <= MAX_BYTES

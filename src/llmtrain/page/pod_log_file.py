@@ -1,4 +1,4 @@
-"""The log of a pod in a local file, followed while somebody looks at it. If the pods are gone, it comes from the runs
+"""The log of a pod in a local file, followed while it is on screen. If the pods are gone, it comes from the runs
 volume, as `llmtrain logs` does."""
 
 import threading
@@ -11,8 +11,7 @@ from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch.record import Record
 from llmtrain.operate.logs.merged_logs import merged_logs, node_rank_of
 from llmtrain.operate.logs.pod_log import LogLine, PodLogs
-from llmtrain.operate.status.pods import by_index
-from llmtrain.operate.status.run_status import find_pods
+from llmtrain.operate.observed_run import ObservedRun
 
 TAIL_LINES = 5000
 POLL_SEC = 3.0
@@ -25,7 +24,9 @@ class PodLogFile:
         self.problem: LlmtrainError | None = None
         self.is_tail = False
         """Whether the file lacks what the pod had written before its last TAIL_LINES."""
-        self._cluster, self._record, self._rank = cluster, record, rank
+        self._cluster = cluster
+        self._record = record
+        self._rank = rank
         self._index = node_rank_of(record, rank)
         self._wanted_at = 0.0
         self._is_closed = threading.Event()
@@ -60,7 +61,7 @@ class PodLogFile:
                 self.is_tail = True
                 self._follow()
             else:
-                self._append(merged_logs(self._cluster, self._record, rank=self._rank))
+                self._append(merged_logs(ObservedRun(self._cluster, self._record), rank=self._rank))
         except LlmtrainError as problem:
             self.problem = problem
         except OSError as problem:  # of the local file
@@ -68,11 +69,11 @@ class PodLogFile:
         self._has_lines.set()
 
     def _pods(self) -> list[dict[str, object]]:
-        pods = by_index(self._record, find_pods(self._cluster, self._record))
+        pods = ObservedRun(self._cluster, self._record).pods_by_index
         return pods.get(self._index or 0, [])
 
     def _follow(self) -> None:
-        logs = PodLogs(self._cluster, self._record, self._index, TAIL_LINES)
+        logs = PodLogs(ObservedRun(self._cluster, self._record), self._index, TAIL_LINES)
         try:
             while not self._is_closed.is_set() and not self.is_idle:
                 try:
@@ -90,5 +91,8 @@ class PodLogFile:
     def _append(self, lines: Iterable[LogLine]) -> None:
         with self.path.open("ab") as file:
             for line in lines:
-                stamp = f"{line.time[:19].replace('T', ' ')} " if line.pod and line.time else ""
-                file.write(f"{stamp}{line.text}\n".encode("utf-8", "replace"))
+                text = line.text
+                if line.pod and line.time:
+                    stamp = line.time[:19].replace("T", " ")
+                    text = f"{stamp} {text}"
+                file.write(f"{text}\n".encode("utf-8", "replace"))

@@ -9,33 +9,36 @@ import html
 import math
 import time
 from collections.abc import Sequence
-from typing import Any
 
-from llmtrain.config.schema import changed_fields
+from llmtrain.core.files import write_atomic
 from llmtrain.errors import UsageError
-from llmtrain.files import write_atomic
-from llmtrain.page import collect
 from llmtrain.page.bundle import STATIC, bundle
 from llmtrain.page.downsample import SMOOTHING, min_max, shortened
+from llmtrain.page.own_fields import own_fields
 from llmtrain.page.report_markdown import fact_table, loss_svg
+from llmtrain.page.run_values import Values, compact_ranks, end_sample, run_details, run_row, shown_config, why
 from llmtrain.page.series import EVAL, TRAIN, MetricsSeries, rising, rounded
-from llmtrain.page.values import finite, flat, json_text
+from llmtrain.page.values import flat, json_text
 from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.json_values import finite
+from llmtrain.runs.state import RunState
+from llmtrain.runs.view import RunView
 from llmtrain.version import __version__
 
-Values = dict[str, Any]
 MAX_BYTES = 2_000_000
-COLUMNS, FEWEST_COLUMNS = 700, 20
+COLUMNS = 700
+FEWEST_COLUMNS = 20
 AXIS_COLUMNS = 200
-MAX_SAMPLES, MAX_SAMPLE_TEXT = 5, 2000
+MAX_SAMPLES = 5
+MAX_SAMPLE_TEXT = 2000
 
 
 def write_report(run: RunDirectory) -> None:
     """Write report.html of a run that has just finished, whose lock this process still holds."""
-    write_atomic(run.report, report_html([run], state="finished"))
+    write_atomic(run.report, report_html([run], state=RunState.FINISHED))
 
 
-def report_html(runs: Sequence[RunDirectory], state: str | None = None) -> str:
+def report_html(runs: Sequence[RunDirectory], state: RunState | None = None) -> str:
     """The report as text, below MAX_BYTES. `state`: that of the runs, if it is known."""
     columns = COLUMNS
     while True:
@@ -48,29 +51,30 @@ def report_html(runs: Sequence[RunDirectory], state: str | None = None) -> str:
     return text.decode()
 
 
-def run_data(run: RunDirectory, columns: int, state: str | None = None) -> Values:
+def run_data(run: RunDirectory, columns: int, state: RunState | None = None) -> Values:
     """Everything that the report shows of a run."""
+    view = RunView(run)
     series = MetricsSeries.read(run.metrics)
-    row = collect.run_row(run)
-    row["state"] = state or row["state"]
-    details = collect.run_details(run)
-    config = collect.resolved_config(run)
-    steps, result = details["samples"], collect.dictionary(run.finished)
+    row = run_row(view)
+    row["state"] = state or view.state
+    details = run_details(view)
+    config = shown_config(view)
+    steps = details["samples"]
     return {
         "key": f"run-{run.run_id}",
         "row": row,
         "details": details,
-        "why": collect.why(run) if row["state"] != "finished" else None,
-        "ranks": collect.compact_ranks(collect.ranks(run)),
+        "why": why(view) if row["state"] != RunState.FINISHED else None,
+        "ranks": compact_ranks(view.ranks()),
         "curves": _curves(series, columns),
         "axes": _axes(series),
         "best": _best(series),
-        "tokens": max((value for value in series.train.columns["tokens"] if math.isfinite(value)), default=None),
-        "seconds": _seconds(result, series),
+        "tokens": max(filter(math.isfinite, series.train.columns["tokens"]), default=None),
+        "seconds": _seconds(view.result, series),
         "config": flat(config),
-        "changed": flat(changed_fields(config)),
+        "changed": flat(own_fields(config)),
         "sample_step": steps[-1] if steps else None,
-        "samples": _samples(run, result, steps),
+        "samples": _samples(view, steps),
     }
 
 
@@ -95,22 +99,23 @@ def _axes(series: MetricsSeries) -> Values:
 def _best(series: MetricsSeries) -> Values | None:
     columns = series.eval.columns
     rows = [row for row in zip(columns["val/loss"], columns["step"], strict=True) if math.isfinite(row[0])]
-    return {"loss": min(rows)[0], "step": int(min(rows)[1])} if rows else None
+    if not rows:
+        return None
+    loss, step = min(rows)
+    return {"loss": loss, "step": int(step)}
 
 
 def _seconds(result: Values, series: MetricsSeries) -> float | None:
     """From the first row to the last; of a short run with one row, what its result says."""
-    times = [value for value in series.train.columns["time"] if math.isfinite(value)]
+    times = list(filter(math.isfinite, series.train.columns["time"]))
     if len(times) > 1:
         return finite(round(times[-1] - times[0], 1))
     return finite(result.get("seconds"))
 
 
-def _samples(run: RunDirectory, result: Values, steps: list[int]) -> list[Values]:
+def _samples(view: RunView, steps: list[int]) -> list[Values]:
     """The last answers to trainer.eval_prompts, else the sample of the result."""
-    rows = collect.samples(run, steps[-1]) if steps else []
-    if not rows and isinstance(result.get("sample"), str) and result["sample"].strip():
-        rows = [{"prompt": str(result.get("sample_prompt") or ""), "answer": result["sample"]}]
+    rows = (view.samples(steps[-1]) if steps else []) or end_sample(view)
     return [{name: text[:MAX_SAMPLE_TEXT] for name, text in row.items()} for row in rows[:MAX_SAMPLES]]
 
 
@@ -120,7 +125,9 @@ def _render(runs: list[Values]) -> str:
     plot = (STATIC / "vendor" / "uplot.min.js").read_text(encoding="utf-8")
     script = bundle("report.js")
     style = "".join((STATIC / name).read_text(encoding="utf-8") for name in ("vendor/uplot.min.css", "page.css"))
-    names = ", ".join(run["row"]["run_id"] for run in runs[:3]) + (", ..." if len(runs) > 3 else "")
+    names = ", ".join(run["row"]["run_id"] for run in runs[:3])
+    if len(runs) > 3:
+        names += ", ..."
     return (
         (STATIC / "report.html")
         .read_text(encoding="utf-8")

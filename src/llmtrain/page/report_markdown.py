@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from llmtrain.svg import Curve, curve_svg
+from llmtrain.core.svg import Curve, curve_svg
+from llmtrain.plan.cost import money
 
 Values = dict[str, Any]
 CHARTS = {
@@ -18,35 +19,43 @@ _METRICS = {"lr": "train/lr", "tokens-per-second": "train/tokens_per_second"}
 
 def fact_table(run: Values) -> list[tuple[str, str]]:
     """(name, value) of what is known about a run."""
-    row, best, details = run["row"], run["best"], run["details"]
-    steps = f"{row['step']:,}" + (f" of {row['max_steps']:,}" if row["max_steps"] else "")
+    row = run["row"]
+    steps = f"{row['step']:,}"
+    if row["max_steps"]:
+        steps += f" of {row['max_steps']:,}"
+    best = None
+    if run["best"]:
+        best = f"{run['best']['loss']:.4f} at step {run['best']['step']:,}"
     facts = [
         ("State", row["state"]),
         ("Step", steps),
         ("Training loss", _number(row["loss"], ".4f")),
         ("Validation loss", _number(row["val_loss"], ".4f")),
-        ("Best validation loss", f"{best['loss']:.4f} at step {best['step']:,}" if best else None),
-        ("Parameters", _number(details["parameters"], ",")),
+        ("Best validation loss", best),
+        ("Parameters", _number(run["details"]["parameters"], ",")),
         ("Tokens", _number(run["tokens"], ",.0f")),
-        ("Tokens per second", _number(row["tokens_per_second"], ",.0f")),
+        ("Tokens per second, last", _number(row["tokens_per_second"], ",.0f")),
         ("MFU", _number(row["mfu"], ".1%")),
         ("Processes", str(row["processes"])),
         ("Restarts", str(row["restarts"])),
         ("Duration", _duration(run["seconds"])),
         ("GPU-hours", _number(row["gpu_hours"], ",.1f")),
+        ("Cost", None if row["cost"] is None else money(row["cost"], row["currency"])),
     ]
     return [(name, text) for name, text in facts if text is not None]
 
 
 def report_markdown(runs: Sequence[Values], name: str) -> dict[str, str]:
     """File name -> content: `name`.md, and an SVG per chart beside it, which Markdown shows as an image."""
-    images = {f"{name}-{key}.svg": _chart(runs, key, title) for key, title in CHARTS.items()}
-    images = {file: text for file, text in images.items() if text}
-    titles = {f"{name}-{key}.svg": title for key, title in CHARTS.items()}
-    lines = [f"# {', '.join(_escape(run['row']['run_id']) for run in runs)}", ""]
-    lines += [*_table(runs), ""]
-    for file in images:
-        lines += [f"![{titles[file]}]({quote(file)})", ""]
+    ids = ", ".join(_escape(run["row"]["run_id"]) for run in runs)
+    lines = [f"# {ids}", "", *_table(runs), ""]
+    images = {}
+    for key, title in CHARTS.items():
+        svg = _chart(runs, key, title)
+        if svg:
+            file = f"{name}-{key}.svg"
+            images[file] = svg
+            lines += [f"![{title}]({quote(file)})", ""]
     for run in runs:
         lines += [*_why(run), *_config(run, is_only=len(runs) == 1)]
     return {f"{name}.md": "\n".join(lines).rstrip() + "\n", **images}
@@ -58,18 +67,38 @@ def loss_svg(runs: Sequence[Values]) -> str:
 
 def _chart(runs: Sequence[Values], key: str, title: str) -> str:
     """The curves of one run with their names, or of several, each in a color of its own."""
-    curves = []
-    for number, run in enumerate(runs):
-        name, found, is_only = run["row"]["run_id"], run["curves"], len(runs) == 1
-        if key != "loss":
-            rows = [("" if is_only else name, found.get(_METRICS[key]), number, False)]
+    curves: list[Curve] = []
+
+    def add(label: str, curve: Values | None, color: int, dots: bool = False) -> None:
+        if curve:
+            curves.append(Curve(label, curve["x"], curve["y"], color, dots))
+
+    is_loss = key == "loss"
+    if len(runs) == 1:
+        found = runs[0]["curves"]
+        if is_loss:
+            add("training", _smooth(found.get("train/loss")), 0)
+            add("validation", found.get("val/loss"), 1, dots=True)
         else:
-            train = found.get("train/loss")
-            rows = [("training" if is_only else name, (train or {}).get("smooth") or train, number, False)]
-            rows += [("validation" if is_only else "", found.get("val/loss"), number + is_only, True)]
-        curves += [Curve(label, curve["x"], curve["y"], color, dots) for label, curve, color, dots in rows if curve]
-    title += " (dots: validation)" if key == "loss" and len(runs) > 1 else ""
+            add("", found.get(_METRICS[key]), 0)
+        return curve_svg(title, curves) if curves else ""
+
+    for color, run in enumerate(runs):
+        name = run["row"]["run_id"]
+        found = run["curves"]
+        if is_loss:
+            add(name, _smooth(found.get("train/loss")), color)
+            add("", found.get("val/loss"), color, dots=True)
+        else:
+            add(name, found.get(_METRICS[key]), color)
+    if is_loss:
+        title += " (dots: validation)"
     return curve_svg(title, curves) if curves else ""
+
+
+def _smooth(curve: Values | None) -> Values | None:
+    """The moving average of a curve, if it has one."""
+    return (curve or {}).get("smooth") or curve
 
 
 def _table(runs: Sequence[Values]) -> list[str]:
@@ -92,7 +121,7 @@ def _why(run: Values) -> list[str]:
 
 
 def _config(run: Values, is_only: bool) -> list[str]:
-    """Fields that differ from their defaults."""
+    """Fields that differ from their defaults and do not follow from others."""
     title = "Config" if is_only else f"Config of {run['row']['run_id']}"
     rows = [f"| `{_code(name)}` | {_escape(_as_in_yaml(value))} |" for name, value in run["changed"].items()]
     return [f"## {title}", "", "| Field | Value |", "| --- | --- |", *rows, ""] if rows else []
@@ -120,7 +149,9 @@ def _number(value: float | None, style: str) -> str | None:
 def _duration(seconds: float | None) -> str | None:
     if seconds is None:
         return None
-    minutes, hours = int(seconds // 60), int(seconds // 3600)
-    if not minutes:
+    if seconds < 60:
         return f"{seconds:.0f} s"
-    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min {int(seconds) % 60} s"
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} min {int(seconds) % 60} s"
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -1,4 +1,4 @@
-"""Who may see the page. One middleware guards every route.
+"""Who may see the page. One middleware, AccessCheck, checks every request.
 
 - The printed URL has a random token, which is exchanged for a cookie: HttpOnly, SameSite=Strict, with the port in its
   name, because browsers send a cookie to every port of a host. The key that signs cookies is in a file that only its
@@ -29,7 +29,7 @@ from urllib.parse import parse_qs, urlsplit
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llmtrain.logs import warn
+from llmtrain.core.logs import warn
 
 MAX_AGE_SEC = 30 * 86400
 CSRF_HEADER = "x-csrf-token"
@@ -118,11 +118,12 @@ class Access:
         return scheme == self.scheme and self.is_own_host(host)
 
 
-class Guard:
+class AccessCheck:
     """The middleware: every request passes here, also those for static files and unknown paths."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app, self._access = app, access
+        self._app = app
+        self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -132,7 +133,7 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
 
-        async def send_guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 own = {name for name, _ in message["headers"]}
                 added = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name.encode() not in own]
@@ -145,11 +146,12 @@ class Guard:
         answer = self._check(scope, headers)
         if answer is not None and "text/html" in headers.get("accept", ""):
             answer = _as_page(answer)
-        await (answer or self._app)(scope, receive, send_guarded)
+        await (answer or self._app)(scope, receive, send_with_headers)
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> Response | None:
         """The answer to a request that is not passed on; None: it is allowed."""
-        access, method = self._access, scope["method"]
+        access = self._access
+        method = scope["method"]
         if not access.is_own_host(headers.get("host", "")):
             return refusal(
                 421, "This server does not have that host name.", "Open the URL that `llmtrain page` printed."
@@ -165,7 +167,7 @@ class Guard:
             return refusal(403, "Requests from other sites are not allowed.", "Open the page in its own tab.")
         cookie = read_cookie(headers, access.cookie_name)
         if not access.is_valid(cookie):
-            return refusal(401, "This browser has not been let in, or its session has expired.", _OPEN_AGAIN)
+            return refusal(401, "This browser has no session, or it has expired.", _OPEN_AGAIN)
         if method in ("GET", "HEAD"):
             return None
         if method != "POST" or not access.allow_actions:

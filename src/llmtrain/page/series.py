@@ -7,17 +7,15 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from itertools import repeat
 from operator import contains, gt, itemgetter
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import from_json
-
-from llmtrain.files import open_text
+from llmtrain.core.files import open_text
 from llmtrain.page.downsample import min_max, shortened, smooth, smoothing_weight
+from llmtrain.runs.metrics import parse_rows
 
 Row = dict[str, Any]
 TRAIN = (
@@ -28,13 +26,14 @@ TRAIN = (
     "train/mfu",
     "train/peak_memory_bytes",
 )
-EVAL = ("val/loss",)
+EVAL = ("val/loss", "val/perplexity", "val/bits_per_byte")
 AXES = ("step", "tokens", "time")
 _KEYS = {"tokens": "train/tokens"}
 _BLOCK_BYTES = 1 << 20
 _MARK_BYTES = 256
+_MAX_POSITION = 40
+"""Characters of a position: it comes from a client."""
 _NUMBER = (int, float)
-_MAX_STEP = 1 << 53
 
 
 class Table:
@@ -51,7 +50,8 @@ class Table:
         """`tokens`: the number before the first row, for rows that have none, as evaluations do."""
         begin = max(0, len(self) - 1)
         for name, column in self.columns.items():
-            key, before = _KEYS.get(name, name), len(column)
+            key = _KEYS.get(name, name)
+            before = len(column)
             if not _have(rows, key, any):
                 column.extend(repeat(math.nan, len(rows)))
             else:
@@ -92,8 +92,10 @@ class MetricsSeries:
         return series
 
     def reset(self) -> None:
-        self.offset, self._mark = 0, 0
-        self.train, self.eval = Table(TRAIN), Table(EVAL)
+        self.offset = 0
+        self._mark = 0
+        self.train = Table(TRAIN)
+        self.eval = Table(EVAL)
         self._tokens = math.nan
 
     @property
@@ -123,16 +125,20 @@ class MetricsSeries:
 
     def _add(self, rows: list[dict[str, Any]]) -> None:
         before = self._tokens
-        train = rows if _have(rows, "train/loss", all) else [row for row in rows if "train/loss" in row]
+        train = rows
+        if not _have(rows, "train/loss", all):
+            train = [row for row in rows if "train/loss" in row]
         self.train.extend(train, before)
         if train:
             self._tokens = self.train.columns["tokens"][-1]
         if not _have(rows, "val/loss", any):
             return
-        tokens, evals = before, []
+        tokens = before
+        evals = []
         for row in rows:
             own = row.get("train/tokens")
-            tokens = own if isinstance(own, _NUMBER) else tokens
+            if isinstance(own, _NUMBER):
+                tokens = own
             if "val/loss" in row:
                 evals.append({**row, "train/tokens": tokens})
         self.eval.extend(evals, before)
@@ -145,21 +151,29 @@ class MetricsSeries:
         start: float | None = None,
         end: float | None = None,
         weight: float = 0.0,
+        is_exact: bool = False,
     ) -> dict[str, Any]:
-        """A curve for a chart of this many pixel columns. `weight`: also its moving average, with at most this."""
+        """A curve for a chart of this many pixel columns. `weight`: also its moving average, with at most this, or with
+        exactly this."""
         with self._lock:
+            if not is_exact:
+                weight = smoothing_weight(weight, len(self._table(name)))
             return self._curve(name, axis, columns, start, end, weight)
+
+    def _table(self, name: str) -> Table:
+        return self.eval if name in EVAL else self.train
 
     def _curve(
         self, name: str, axis: str, columns: int, start: float | None, end: float | None, weight: float
     ) -> dict[str, Any]:
-        table = self.eval if name in EVAL else self.train
-        xs, ys = table.columns[axis], table.columns[name]
+        table = self._table(name)
+        xs = table.columns[axis]
+        ys = table.columns[name]
         if axis != "step":
             xs = rising(xs, self.time_base if axis == "time" else 0.0)
         x, y = min_max(xs, ys, columns, start, end)
         curve: dict[str, Any] = {"x": rounded(axis, x), "y": shortened(y), "total": _count(xs, start, end)}
-        if weight := smoothing_weight(weight, len(ys)):
+        if weight and len(ys):
             x, y = min_max(xs, smooth(ys, weight), columns // 2, start, end)
             curve["smooth"] = {"x": rounded(axis, x), "y": shortened(y), "weight": weight}
         return curve
@@ -167,17 +181,24 @@ class MetricsSeries:
     @property
     def time_base(self) -> float:
         """Time of the first row, where the time axis begins."""
-        times = [column[0] for table in (self.train, self.eval) if (column := table.columns["time"])]
-        return min((value for value in times if math.isfinite(value)), default=0.0)
+        first = []
+        for table in (self.train, self.eval):
+            times = table.columns["time"]
+            if times and math.isfinite(times[0]):
+                first.append(times[0])
+        return min(first, default=0.0)
 
     def axis_at(self, step: int, axis: str) -> float | None:
         """Where a step is on an axis; None before the first row."""
         steps = self.train.columns["step"]
         if axis == "step":
             return step
+        if not steps:
+            return None
         index = min(bisect_left(steps, step), len(steps) - 1)
-        value = self.train.columns[axis][index] if index >= 0 else math.nan
-        value -= self.time_base if axis == "time" else 0.0
+        value = self.train.columns[axis][index]
+        if axis == "time":
+            value -= self.time_base
         return round(value, 1) if math.isfinite(value) else None
 
 
@@ -190,7 +211,7 @@ class SeriesCache:
         self._lock = threading.Lock()
 
     def find(self, path: Path) -> MetricsSeries | None:
-        """As it was read last; None if it was not, or is not kept any more."""
+        """The series as it was read last; None if it was not read, or is no longer kept."""
         with self._lock:
             return self._series.get(path)
 
@@ -246,8 +267,10 @@ def position_text(offset: int, mark: int) -> str:
 def parse_position(text: str) -> tuple[int, int]:
     """(offset, checksum); the beginning of the file if the text is not a position."""
     offset, _, mark = text.partition("-")
+    if not offset.isdecimal() or len(text) >= _MAX_POSITION:
+        return 0, 0
     try:
-        return (int(offset), int(mark, 16)) if offset.isdecimal() and len(text) < 40 else (0, 0)
+        return int(offset), int(mark, 16)
     except ValueError:
         return 0, 0
 
@@ -260,36 +283,17 @@ def table_of_rows(rows: list[dict[str, Any]]) -> dict[str, dict[str, list[float 
     return {"train": series.train.slice(0), "eval": series.eval.slice(0)}
 
 
-def parse_rows(lines: bytes) -> list[dict[str, Any]]:
-    """The valid rows among complete lines."""
-    try:  # all at once, and with pydantic's parser: three times as fast as json line by line
-        rows: list[Any] = from_json(b"[" + lines.rstrip().replace(b"\n", b",") + b"]")
-    except ValueError:
-        rows = list(_parse_each(lines))
-    with suppress(KeyError, TypeError):  # without a loop in Python
-        steps = list(map(itemgetter("step"), rows))
-        is_good = set(map(type, rows)) <= {dict} and set(map(type, steps)) <= {int}
-        if is_good and -_MAX_STEP < min(steps, default=0) <= max(steps, default=0) < _MAX_STEP:
-            return rows
-    return [
-        row for row in rows if isinstance(row, dict) and type(row.get("step")) is int and abs(row["step"]) < _MAX_STEP
-    ]
-
-
-def _parse_each(lines: bytes) -> Iterator[Any]:
-    for line in lines.split(b"\n"):
-        with suppress(ValueError):
-            yield from_json(line)
-
-
 def _have(rows: list[Row], key: str, which: Callable[[Iterable[bool]], bool]) -> bool:
     """Whether any row, or all of them, have a key."""
     return which(map(contains, rows, repeat(key)))
 
 
 def _checksum(descriptor: int, offset: int) -> int:
+    """Checksum of the last bytes before an offset, which differ in a file that was replaced, even by a longer one."""
+    if not offset:
+        return 0
     begin = max(0, offset - _MARK_BYTES)
-    return zlib.crc32(os.pread(descriptor, offset - begin, begin)) if offset else 0
+    return zlib.crc32(os.pread(descriptor, offset - begin, begin))
 
 
 def _number(value: Any) -> float:
@@ -305,8 +309,10 @@ def _fill(column: "array[float]", begin: int, value: float) -> None:
     if math.isfinite(sum(column[begin:])):
         return
     for index in range(begin, len(column)):
-        value = column[index] if math.isfinite(column[index]) else value
-        column[index] = value
+        if math.isfinite(column[index]):
+            value = column[index]
+        else:
+            column[index] = value
 
 
 def rising(xs: "array[float]", base: float) -> "array[float]":
@@ -314,14 +320,16 @@ def rising(xs: "array[float]", base: float) -> "array[float]":
     highest = 0.0
     found = array("d")
     for value in xs:
-        highest = value - base if highest < value - base < math.inf else highest
+        if highest < value - base < math.inf:  # false for NaN too
+            highest = value - base
         found.append(highest)
     return found
 
 
 def _count(xs: "array[float]", start: float | None, end: float | None) -> int:
     low = 0 if start is None else bisect_left(xs, start)
-    return max(0, (len(xs) if end is None else bisect_right(xs, end)) - low)
+    high = len(xs) if end is None else bisect_right(xs, end)
+    return max(0, high - low)
 
 
 def _for_json(name: str, values: Iterable[float]) -> list[float | int | None]:

@@ -1,5 +1,6 @@
 """Starting and ending the server of the page."""
 
+import json
 import logging
 import os
 import signal
@@ -18,11 +19,12 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from llmtrain.core.interrupts import stop_signals
+from llmtrain.core.terminal import say
 from llmtrain.errors import ClusterError, UsageError
-from llmtrain.page.hub import Hub
+from llmtrain.page.run_catalog import RunCatalog
 from llmtrain.page.security import Access, is_loopback, key_path, session_key
 from llmtrain.page.server import make_app
-from llmtrain.terminal import say
 
 if TYPE_CHECKING:
     from llmtrain.page.cluster_runs import ClusterRuns
@@ -40,6 +42,7 @@ class ServeOptions:
     keyfile: str | None
     open_browser: bool
     allow_actions: bool
+    as_json: bool = False
 
 
 def serve(options: ServeOptions, cluster: "ClusterRuns | None") -> None:
@@ -53,10 +56,10 @@ def serve(options: ServeOptions, cluster: "ClusterRuns | None") -> None:
         allow_actions=options.allow_actions,
         key=session_key(key_path()),
     )
-    hub = Hub(options.root, cluster)
-    threading.Thread(target=hub.local.refresh, daemon=True).start()  # before the first viewer waits for it
+    catalog = RunCatalog(options.root, cluster)
+    threading.Thread(target=catalog.local.refresh, daemon=True).start()  # before the first viewer waits for it
     config = uvicorn.Config(
-        make_app(hub, access),
+        make_app(catalog, access),
         log_level="error",
         access_log=False,  # its lines would contain the token
         server_header=False,
@@ -66,23 +69,34 @@ def serve(options: ServeOptions, cluster: "ClusterRuns | None") -> None:
         timeout_graceful_shutdown=SHUTDOWN_SEC,
         timeout_keep_alive=KEEP_ALIVE_SEC,
     )
-    say(f"Page: {access.url}")
-    say("Stop it with Ctrl-C." + ("" if options.allow_actions else " It is read-only."), sys.stderr)
+    if options.as_json:
+        say(json.dumps(_description(options, access)))
+    else:
+        say(f"Page: {access.url}")
+    say("Stop it with Ctrl-C." if options.allow_actions else "Stop it with Ctrl-C. It is read-only.", sys.stderr)
     try:
         with _ended_by_signals(), listener, _opened(access.url if options.open_browser else None):
-            _server(config, hub).run(sockets=[listener])
+            _server(config, catalog).run(sockets=[listener])
     finally:
         if cluster:
             cluster.close()
 
 
-def _server(config: uvicorn.Config, hub: Hub) -> uvicorn.Server:
+def _description(options: ServeOptions, access: Access) -> dict[str, object]:
+    """Printed once the page can be opened, on one line: the command runs on."""
+    return {"url": access.url, "port": access.port, "root": options.root, "allow_actions": options.allow_actions}
+
+
+def _server(config: uvicorn.Config, catalog: RunCatalog) -> uvicorn.Server:
     """A server whose streams end by themselves. What does not end in time is cut off, which is not an error."""
     server = uvicorn.Server(config)
     handle_exit = server.handle_exit
+    stopping = stop_signals()
 
     def end(number: int, frame: FrameType | None) -> None:
-        hub.is_closing = True
+        if number not in stopping:  # uvicorn handles SIGINT also where it is ignored
+            return
+        catalog.is_closing = True
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         handle_exit(number, frame)
 
@@ -98,7 +112,7 @@ def _ended_by_signals() -> Iterator[None]:
     def end(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, end) for number in stop_signals()}
     try:
         with suppress(KeyboardInterrupt):
             yield

@@ -19,11 +19,13 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from llmtrain.errors import ClusterError, LlmtrainError
-from llmtrain.page import collect
 from llmtrain.page.actions import act, possible_actions
-from llmtrain.page.hub import Hub, NotFound
+from llmtrain.page.downsample import SMOOTHING
 from llmtrain.page.log_file import line_begin, read_chunk, search
-from llmtrain.page.security import Access, Guard, read_cookie
+from llmtrain.page.run_catalog import NotFound, RunCatalog
+from llmtrain.page.run_groups import RunGroups
+from llmtrain.page.run_values import end_sample, shown_config
+from llmtrain.page.security import Access, AccessCheck, read_cookie
 from llmtrain.page.series import AXES, EVAL, TRAIN
 from llmtrain.page.stream import ListEvents, RunEvents
 from llmtrain.page.values import flat, json_text, message
@@ -34,28 +36,35 @@ MAX_RUNS = 20
 """Runs that are compared, or whose small curves are read, in one request."""
 MAX_SMOOTHING = 0.999
 MAX_BODY_BYTES = 10_000
-Handler = Callable[[Hub, Request], Any]
+Handler = Callable[[RunCatalog, Request], Any]
 
 
-def make_app(hub: Hub, access: Access) -> Starlette:
+def make_app(catalog: RunCatalog, access: Access) -> Starlette:
+    readers: dict[str, Handler] = {
+        "/api/runs": _runs,
+        "/api/groups": partial(_groups, RunGroups(catalog)),
+        "/api/sparks": _sparks,
+        "/api/run": partial(_run, access),
+        "/api/curves": _curves,
+        "/api/ranks": _ranks,
+        "/api/why": _why,
+        "/api/config": _config,
+        "/api/samples": _samples,
+        "/api/log": _log,
+        "/api/log/search": _search,
+    }
     routes = [
         Route("/", lambda _: FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})),
-        Route("/api/session", partial(_session, hub, access)),
-        Route("/api/runs", _json(hub, lambda hub, request: hub.list_since(request.query_params.get("since", "")))),
-        Route("/api/sparks", _json(hub, _sparks)),
-        Route("/api/run", _json(hub, partial(_run, access))),
-        Route("/api/curves", _json(hub, _curves)),
-        Route("/api/ranks", _json(hub, lambda hub, request: {"ranks": hub.ranks(_key(request))})),
-        Route("/api/why", _json(hub, lambda hub, request: {"why": hub.why(_key(request))})),
-        Route("/api/config", _json(hub, _config)),
-        Route("/api/samples", _json(hub, _samples)),
-        Route("/api/log", _json(hub, _log)),
-        Route("/api/log/search", _json(hub, _search)),
-        Route("/api/stream", partial(_stream, hub)),
-        Route("/api/actions", partial(_act, hub), methods=["POST"]),
+        Route("/api/session", partial(_session, catalog, access)),
+        *(Route(path, _json(catalog, read)) for path, read in readers.items()),
+        Route("/api/stream", partial(_stream, catalog)),
+        Route("/api/actions", partial(_act, catalog), methods=["POST"]),
         Mount("/static", _Static(directory=STATIC)),
     ]
-    middleware = [Middleware(Guard, access=access), Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5)]
+    middleware = [
+        Middleware(AccessCheck, access=access),  # outermost: it answers also for static files and unknown paths
+        Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5),
+    ]
     return Starlette(routes=routes, middleware=middleware)
 
 
@@ -71,16 +80,18 @@ class _Static(StaticFiles):
         return response
 
 
-def _json(hub: Hub, read: Handler) -> Callable[[Request], Response]:
+def _json(catalog: RunCatalog, read: Handler) -> Callable[[Request], Response]:
     """A route that sends what `read` returns. Not a coroutine, so it runs in a thread."""
 
     def answer(request: Request) -> Response:
         try:
-            return _Json(read(hub, request))
+            return _Json(read(catalog, request))
         except NotFound as problem:
             return _Json(message(problem), 404)
+        except ClusterError as problem:
+            return _Json(message(problem), 503)
         except LlmtrainError as problem:
-            return _Json(message(problem), 503 if isinstance(problem, ClusterError) else 400)
+            return _Json(message(problem), 400)
         except FileNotFoundError:
             return _Json({"what": "The file does not exist any more.", "remedy": None}, 404)
         except OSError as problem:
@@ -89,22 +100,44 @@ def _json(hub: Hub, read: Handler) -> Callable[[Request], Response]:
     return answer
 
 
-def _session(hub: Hub, access: Access, request: Request) -> Response:
+def _session(catalog: RunCatalog, access: Access, request: Request) -> Response:
     """What the page must know once: what it may do, and where it reads."""
-    headers = {name.lower(): value for name, value in request.headers.items()}
-    csrf = access.csrf_token(read_cookie(headers, access.cookie_name)) if access.allow_actions else None
-    cluster = {"name": hub.cluster.name, "namespace": hub.cluster.namespace} if hub.cluster else None
-    return _Json({"csrf": csrf, "root": hub.local.root, "cluster": cluster, "now": time.time()})
+    csrf = None
+    if access.allow_actions:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        csrf = access.csrf_token(read_cookie(headers, access.cookie_name))
+    cluster = None
+    if catalog.cluster:
+        cluster = {"name": catalog.cluster.name, "namespace": catalog.cluster.namespace}
+    return _Json({"csrf": csrf, "root": catalog.local.root, "cluster": cluster, "now": time.time()})
 
 
-def _run(access: Access, hub: Hub, request: Request) -> Any:
-    row = hub.row(_key(request))
+def _runs(catalog: RunCatalog, request: Request) -> Any:
+    return catalog.list_since(request.query_params.get("since", ""))
+
+
+def _groups(groups: RunGroups, _: RunCatalog, request: Request) -> Any:
+    """Runs that a filter leaves, in groups with equal values of `field`, repeated."""
+    query = request.query_params
+    return groups.read(query.getlist("field"), query.get("text", ""), query.get("state", ""))
+
+
+def _ranks(catalog: RunCatalog, request: Request) -> Any:
+    return {"ranks": [vars(rank) for rank in catalog.ranks(_key(request))]}
+
+
+def _why(catalog: RunCatalog, request: Request) -> Any:
+    return {"why": catalog.why(_key(request))}
+
+
+def _run(access: Access, catalog: RunCatalog, request: Request) -> Any:
+    row = catalog.row(_key(request))
     actions = possible_actions(row) if access.allow_actions else []
-    return {"row": row, "details": hub.details(row["key"]), "actions": actions}
+    return {"row": row, "details": catalog.details(row["key"]), "actions": actions}
 
 
-async def _act(hub: Hub, request: Request) -> Response:
-    """The guard has checked that actions are allowed and that the request comes from the page."""
+async def _act(catalog: RunCatalog, request: Request) -> Response:
+    """AccessCheck has checked that actions are allowed and that the request comes from the page."""
     body = b""
     async for part in request.stream():
         body += part
@@ -115,37 +148,41 @@ async def _act(hub: Hub, request: Request) -> Response:
         words = [str(values[name]) for name in ("key", "action", "confirm")]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise HTTPException(400, "body") from None
-    read = _json(hub, lambda hub, _: {"output": act(hub, *words)})
+    read = _json(catalog, lambda catalog, _: {"output": act(catalog, *words)})
     return await run_in_threadpool(read, request)
 
 
-def _sparks(hub: Hub, request: Request) -> Any:
+def _sparks(catalog: RunCatalog, request: Request) -> Any:
     found = {}
     for key in _keys(request):
         try:
-            found[key] = hub.spark(key)
+            found[key] = catalog.spark(key)
         except NotFound:
             continue
     return found
 
 
-def _curves(hub: Hub, request: Request) -> Any:
+def _curves(catalog: RunCatalog, request: Request) -> Any:
     """Curves for charts: `metric=NAME:COLUMNS`, repeated; optionally only `from` to `to`."""
-    query, key = request.query_params, _key(request)
+    query = request.query_params
+    key = _key(request)
     axis = query.get("axis", "step")
     if axis not in AXES:
         raise HTTPException(400, "axis")
-    start, end = _number(request, "from"), _number(request, "to")
-    weight = min(MAX_SMOOTHING, max(0.0, _number(request, "smooth") or 0.0))
-    series = hub.metrics(key)
+    start = _number(request, "from")
+    end = _number(request, "to")
+    smooth = _number(request, "smooth")  # without one, the default for a curve of this length
+    weight = SMOOTHING if smooth is None else min(MAX_SMOOTHING, max(0.0, smooth))
+    series = catalog.metrics(key)
     curves = {}
     for text in query.getlist("metric")[: len(TRAIN) + len(EVAL)]:
         name, _, columns = text.partition(":")
         if name not in (*TRAIN, *EVAL) or not columns.isdecimal():
             raise HTTPException(400, "metric")
-        own = weight if name == "train/loss" else 0.0
-        curves[name] = series.curve(name, axis, min(MAX_COLUMNS, max(1, int(columns[:6]))), start, end, own)
-    places = [{**mark, "x": series.axis_at(mark["step"], axis)} for mark in hub.details(key)["marks"]]
+        pixels = min(MAX_COLUMNS, max(1, int(columns[:6])))
+        smoothing = weight if name == "train/loss" else 0.0
+        curves[name] = series.curve(name, axis, pixels, start, end, smoothing, is_exact=smooth is not None)
+    places = [{**mark, "x": series.axis_at(mark["step"], axis)} for mark in catalog.details(key)["marks"]]
     return {
         "position": series.position,
         "time_base": series.time_base,
@@ -154,42 +191,46 @@ def _curves(hub: Hub, request: Request) -> Any:
     }
 
 
-def _config(hub: Hub, request: Request) -> Any:
-    return {"config": flat(collect.resolved_config(hub.directory(_key(request))))}
+def _config(catalog: RunCatalog, request: Request) -> Any:
+    return {"config": flat(shown_config(catalog.view(_key(request))))}
 
 
-def _samples(hub: Hub, request: Request) -> Any:
-    return {"samples": collect.samples(hub.directory(_key(request)), _whole(request, "step"))}
+def _samples(catalog: RunCatalog, request: Request) -> Any:
+    view = catalog.view(_key(request))
+    if request.query_params.get("step") == "end":
+        return {"samples": end_sample(view)}
+    return {"samples": view.samples(_whole(request, "step"))}
 
 
-def _log(hub: Hub, request: Request) -> Any:
+def _log(catalog: RunCatalog, request: Request) -> Any:
     """The end of a log; or what is before or after a byte; or the line at a byte and what follows."""
-    key, rank = _key(request), _whole(request, "rank")
-    path = hub.log_path(key, rank)
+    key = _key(request)
+    rank = _whole(request, "rank")
+    path = catalog.log_path(key, rank)
     if "before" in request.query_params:
         return read_chunk(path, before=_whole(request, "before"))
     if "at" in request.query_params:
         return read_chunk(path, after=line_begin(path, _whole(request, "at")))
     if "after" in request.query_params:
         return read_chunk(path, after=_whole(request, "after"))
-    return {**read_chunk(path), "note": hub.log_note(key, rank)}
+    return {**read_chunk(path), "note": catalog.log_note(key, rank)}
 
 
-def _search(hub: Hub, request: Request) -> Any:
+def _search(catalog: RunCatalog, request: Request) -> Any:
     text = request.query_params.get("text", "")[:200]
-    path = hub.log_path(_key(request), _whole(request, "rank"))
+    path = catalog.log_path(_key(request), _whole(request, "rank"))
     return search(path, text) if text else {"matches": [], "is_complete": True}
 
 
-async def _stream(hub: Hub, request: Request) -> Response:
+async def _stream(catalog: RunCatalog, request: Request) -> Response:
     query = request.query_params
     position = request.headers.get("last-event-id") or query.get("from", "")
     if query.get("view") == "run":
         rank = query.get("log", "")
         log_rank = int(rank) if rank.isdecimal() and len(rank) < 8 else None
-        events = RunEvents(hub, _keys(request), position, query.get("ranks") == "1", log_rank).stream()
+        events = RunEvents(catalog, _keys(request), position, query.get("ranks") == "1", log_rank).stream()
     else:
-        events = ListEvents(hub, position).stream()
+        events = ListEvents(catalog, position).stream()
     return StreamingResponse(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
 

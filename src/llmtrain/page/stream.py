@@ -12,9 +12,9 @@ import anyio
 from starlette.concurrency import run_in_threadpool
 
 from llmtrain.errors import LlmtrainError
-from llmtrain.page.collect import compact_ranks
-from llmtrain.page.hub import Hub
 from llmtrain.page.log_file import read_chunk
+from llmtrain.page.run_catalog import RunCatalog
+from llmtrain.page.run_values import compact_ranks
 from llmtrain.page.series import end_position, parse_position, position_text, read_rows, table_of_rows
 from llmtrain.page.values import json_text, message
 
@@ -24,7 +24,7 @@ END_SEC = 0.25
 """How long a stream takes to notice that the server ends."""
 KEEP_ALIVE_TICKS = 15
 MAX_NEW_BYTES = 1 << 19
-"""Of metrics that are sent as rows; beyond that curves are read again, with fewer points."""
+"""Maximum bytes of metrics that are sent as rows; beyond that curves are read again, with fewer points."""
 Event = tuple[str, Any, str]
 """Name, value, and the position of the client once it has the event."""
 
@@ -32,26 +32,32 @@ Event = tuple[str, Any, str]
 class ListEvents:
     """Rows of the list that changed since a version."""
 
-    def __init__(self, hub: Hub, version: str) -> None:
-        self._hub, self._version = hub, version
+    def __init__(self, catalog: RunCatalog, version: str) -> None:
+        self._catalog = catalog
+        self._version = version
         self._problems: Any = None
 
     def stream(self) -> AsyncIterator[str]:
-        return _stream(self._hub, self._next, LIST_TICK_SEC)
+        return _stream(self._catalog, self._next, LIST_TICK_SEC)
 
     def _next(self) -> list[Event]:
-        changes = self._hub.list_since(self._version)
+        changes = self._catalog.list_since(self._version)
         has_news = changes["rows"] or changes["removed"] or changes["is_all"] or changes["problems"] != self._problems
-        self._version, self._problems = changes["version"], changes["problems"]
+        self._version = changes["version"]
+        self._problems = changes["problems"]
         return [("runs", changes, self._version)] if has_news else []
 
 
 class RunEvents:
     """The events of one viewer of one run or several."""
 
-    def __init__(self, hub: Hub, keys: list[str], position: str, with_ranks: bool, log_rank: int | None) -> None:
-        self._hub, self._keys = hub, keys
-        self._with_ranks, self._log_rank = with_ranks, log_rank
+    def __init__(
+        self, catalog: RunCatalog, keys: list[str], position: str, with_ranks: bool, log_rank: int | None
+    ) -> None:
+        self._catalog = catalog
+        self._keys = keys
+        self._with_ranks = with_ranks
+        self._log_rank = log_rank
         metrics, _, log = position.partition(";")
         found = metrics.split(",") if metrics else []
         self._metrics: list[str | None] = [None] * len(keys)  # None: the end
@@ -63,18 +69,20 @@ class RunEvents:
 
     @property
     def position(self) -> str:
-        return ",".join(each or "0-0" for each in self._metrics) + (
-            f";{self._log_end}" if self._log_end is not None else ""
-        )
+        """`OFFSET-CHECKSUM` of the metrics of each run, joined by commas; and `;OFFSET` of the log."""
+        metrics = ",".join(each or "0-0" for each in self._metrics)
+        return metrics if self._log_end is None else f"{metrics};{self._log_end}"
 
     def stream(self) -> AsyncIterator[str]:
-        return _stream(self._hub, self._next, TICK_SEC)
+        return _stream(self._catalog, self._next, TICK_SEC)
 
     def _next(self) -> list[Event]:
         events: list[Event] = []
         for index, key in enumerate(self._keys):
             try:
                 events += self._run_events(index, key)
+                if self._sent.pop(f"problem {key}", None):  # a row, also an unchanged one, shows that the run is back
+                    events.append(("row", self._sent[f"row {key}"], self.position))
             except LlmtrainError as problem:
                 events += self._changed(f"problem {key}", "problem", {"key": key, **message(problem)})
             except OSError as problem:
@@ -84,45 +92,53 @@ class RunEvents:
         return events
 
     def _run_events(self, index: int, key: str) -> list[Event]:
-        events = self._changed(f"row {key}", "row", self._hub.row(key))
-        self._sent.pop(f"problem {key}", None)
+        events = self._changed(f"row {key}", "row", self._catalog.row(key))
         events += self._new_rows(index, key)
         if index:
-            return events
-        if self._tick % 2 == 0:
-            events += self._changed("details", "details", {"key": key, **self._hub.details(key)})
+            return events  # a comparison shows only rows and curves
+        if self._tick % 2 == 0:  # every second time: several files are read
+            events += self._changed("details", "details", {"key": key, **self._catalog.details(key)})
             if self._with_ranks:
-                events += self._changed("ranks", "ranks", compact_ranks(self._hub.ranks(key)))
+                events += self._changed("ranks", "ranks", compact_ranks(self._catalog.ranks(key)))
         if self._log_rank is not None:
             events += self._new_log(key, self._log_rank)
         return events
 
     def _new_rows(self, index: int, key: str) -> list[Event]:
-        path = self._hub.directory(key).metrics
+        path = self._catalog.metrics_path(key)
         position = self._metrics[index] or end_position(path)
         try:
             found = read_rows(path, position, MAX_NEW_BYTES)
         except FileNotFoundError:
             return []
         if found is None:
-            self._metrics[index] = self._hub.metrics(key).position
+            self._metrics[index] = self._catalog.metrics(key).position
             return [("reset", {"key": key}, self.position)]
-        rows, self._metrics[index] = found
-        begin, end = (parse_position(each)[0] for each in (position, found[1]))
+        rows, following = found
+        self._metrics[index] = following
+        if not rows:
+            return []
+        begin, _ = parse_position(position)
+        end, _ = parse_position(following)
         value = {"key": key, "begin": begin, "end": end, **table_of_rows(rows)}
-        return [("rows", value, self.position)] if rows else []
+        return [("rows", value, self.position)]
 
     def _new_log(self, key: str, rank: int) -> list[Event]:
         try:
-            path = self._hub.log_path(key, rank)
+            path = self._catalog.log_path(key, rank)
             size = path.stat().st_size
-            if self._log_end is None or self._log_end > size:  # followed from now on, or a new file
-                self._log_end = read_chunk(path)["end"] if self._log_end is None else 0
-            chunk = read_chunk(path, after=self._log_end) if size > self._log_end else None
-        except (LlmtrainError, OSError) as problem:
-            what = problem.what if isinstance(problem, LlmtrainError) else str(problem.strerror)
-            return self._changed("log problem", "log-problem", {"what": what})
-        if chunk is None or not chunk["text"]:
+            if self._log_end is None:  # followed from now on
+                self._log_end = int(read_chunk(path)["end"])
+            elif self._log_end > size:  # a new file
+                self._log_end = 0
+            if size <= self._log_end:
+                return []
+            chunk = read_chunk(path, after=self._log_end)
+        except LlmtrainError as problem:
+            return self._changed("log problem", "log-problem", {"what": problem.what})
+        except OSError as problem:
+            return self._changed("log problem", "log-problem", {"what": str(problem.strerror)})
+        if not chunk["text"]:
             return []
         self._log_end = chunk["end"]
         return [("log", chunk, self.position)]
@@ -135,10 +151,10 @@ class RunEvents:
         return [(event, value, self.position)]
 
 
-async def _stream(hub: Hub, read: Callable[[], list[Event]], tick_sec: float) -> AsyncIterator[str]:
+async def _stream(catalog: RunCatalog, read: Callable[[], list[Event]], tick_sec: float) -> AsyncIterator[str]:
     """The events that `read` finds at each tick, until the server ends."""
     idle = 0
-    while not hub.is_closing:
+    while not catalog.is_closing:
         events = await run_in_threadpool(read)
         for event in events:
             yield encode(*event)
@@ -146,13 +162,13 @@ async def _stream(hub: Hub, read: Callable[[], list[Event]], tick_sec: float) ->
         if idle >= KEEP_ALIVE_TICKS:
             idle = 0
             yield ": still here\n\n"
-        await _pause(hub, tick_sec)
+        await _pause(catalog, tick_sec)
 
 
-async def _pause(hub: Hub, seconds: float) -> None:
+async def _pause(catalog: RunCatalog, seconds: float) -> None:
     """Shorter if the server ends."""
     for _ in range(round(seconds / END_SEC)):
-        if not hub.is_closing:
+        if not catalog.is_closing:
             await anyio.sleep(END_SEC)
 
 

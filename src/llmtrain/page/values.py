@@ -1,14 +1,14 @@
-"""Values that were read from files, for JSON: whatever the files contain, the text is valid JSON, and ASCII."""
+"""Encoding of values as JSON: whatever files contain, the text is valid JSON, and ASCII. (What is shown of a run:
+run_values.py.)"""
 
 import json
 import math
-from datetime import datetime
 from typing import Any
 
 from llmtrain.errors import LlmtrainError
 
 _MAX_BITS = 1024
-"""Of an integer; beyond that a browser reads it as infinite, and Python may refuse to write it."""
+"""Maximum size of an integer; beyond that a browser reads it as infinite, and Python may refuse to write it."""
 
 
 def json_text(value: Any) -> str:
@@ -17,23 +17,6 @@ def json_text(value: Any) -> str:
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
     except ValueError:
         return json.dumps(_without_special_numbers(value), separators=(",", ":"), allow_nan=False)
-
-
-def finite(value: Any) -> float | None:
-    """The number; None for what is not one."""
-    try:
-        number = float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def epoch(text: Any) -> float | None:
-    """Seconds since the epoch of an ISO time; None for what is not one."""
-    try:
-        return datetime.fromisoformat(str(text)).timestamp()
-    except (ValueError, OverflowError, OSError):
-        return None
 
 
 def message(problem: LlmtrainError) -> dict[str, Any]:

@@ -27,13 +27,14 @@ import shutil
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from llmtrain.config.section import RUN_ID_PATTERN
+from llmtrain.core.files import RESERVE_BYTES, disk_full, is_full, is_there, read_json
+from llmtrain.core.redact import redact
+from llmtrain.core.text import format_bytes
 from llmtrain.errors import LlmtrainError, UsageError, nearest
-from llmtrain.files import RESERVE_BYTES, disk_full, is_full, is_there
-from llmtrain.redact import redact
-from llmtrain.text import format_bytes
 
 
 @dataclass(frozen=True)
@@ -233,9 +234,19 @@ def list_runs(root: str) -> list[RunDirectory]:
             files = (run.meta, run.config)  # either may be disabled in the config
             is_run = run.checkpoints.is_dir() or any(path.is_file() for path in files)
             if re.fullmatch(RUN_ID_PATTERN, name) and run.exists() and is_run:
-                # meta.json is written once, at the first start.
-                runs.append(((run.meta if run.meta.is_file() else run.path).stat().st_mtime, name, run))
-    return [run for _, _, run in sorted(runs, key=lambda row: row[:2])]
+                runs.append((*_started(run), name, run))
+    return [run for *_, run in sorted(runs, key=lambda row: row[:3])]
+
+
+def _started(run: RunDirectory) -> tuple[float, float]:
+    """When a run was started first: as recorded, in seconds, and by the time of its file, which a copy changes."""
+    modified = (run.meta if run.meta.is_file() else run.path).stat().st_mtime
+    meta = read_json(run.meta)
+    try:
+        recorded = datetime.fromisoformat(meta["started_at"]).timestamp()
+    except (TypeError, KeyError, ValueError, OverflowError):  # no meta.json, or a damaged one
+        recorded = modified
+    return recorded, modified
 
 
 def check_writable(directory: Path) -> None:

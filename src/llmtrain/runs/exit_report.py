@@ -17,22 +17,25 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 from llmtrain import errors
-from llmtrain.env import NODE_NAME, TERMINATION_LOG, WORKER
+from llmtrain.core.env import NODE_NAME, TERMINATION_LOG, WORKER
+from llmtrain.core.files import read_json, write_json
+from llmtrain.core.logs import log
+from llmtrain.core.redact import redact
 from llmtrain.errors import LlmtrainError, Superseded
-from llmtrain.files import write_json
-from llmtrain.logs import log
-from llmtrain.redact import redact
+from llmtrain.runs.json_values import epoch
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _PEER_CRASHED = "peer-crashed"  # file beside a worker's error file
 MAX_BYTES = 4096  # of a termination message; the kubelet truncates longer ones
 KEPT = 64  # reports per run directory
 _MAX_RANKS = 64  # read from a report; enough to name
-_MAX_MESSAGE, _MAX_REMEDY = 1800, 900  # characters, before JSON escapes them
+_MAX_MESSAGE = 1800  # characters, before JSON escapes them
+_MAX_REMEDY = 900
 _FIRST_VERSION = {"ResumeMe": "Interrupted", "TrainingStopped": "TrainingFailed"}  # error types, as they were named
 _OWN_FIELDS = ("error", "what", "known", "remedy", "reason", "exit_code")  # of LlmtrainError.as_dict
 
@@ -112,7 +115,8 @@ class ExitReport:
 
     def as_dict(self) -> dict[str, Any]:
         values = asdict(self)
-        del values["details"], values["was_stopped"]
+        del values["details"]
+        del values["was_stopped"]
         return values
 
     def as_termination_message(self) -> str:
@@ -128,11 +132,14 @@ class ExitReport:
 
     def as_error(self) -> LlmtrainError:
         """The error of the process that wrote this report."""
-        types = {k.__name__: k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, LlmtrainError)}
-        kind: Any = types.get(self.error, LlmtrainError)
-        kind = errors.UsageError if kind is errors.ConfigError else kind  # which is built from a list of problems
+        kind: Any = getattr(errors, self.error, None)
+        if not isinstance(kind, type) or not issubclass(kind, LlmtrainError):
+            kind = LlmtrainError
+        if kind is errors.ConfigError:  # built from a list of problems, which a report does not have
+            kind = errors.UsageError
         error: LlmtrainError = kind(str(self.details.get("what") or self.message))
-        error.known, error.remedy = self.details.get("known"), self.details.get("remedy") or self.remedy
+        error.known = self.details.get("known")
+        error.remedy = self.details.get("remedy") or self.remedy
         error.reason = self.reason  # type: ignore[assignment]
         error.details = {name: value for name, value in self.details.items() if name not in _OWN_FIELDS}
         return error
@@ -147,17 +154,35 @@ def parse_report(values: Any) -> ExitReport | None:
         report = ExitReport(**known, silent_ranks=tuple(int(rank) for rank in silent))
     except (ValueError, OverflowError, TypeError, KeyError, RecursionError):
         return None
-    texts = (report.error, report.message, report.pod, report.node, report.time)
-    optional_texts, numbers = (report.reason, report.remedy), (report.step, report.generation, report.rank)
-    is_valid = (
-        _integer(report.exit_code) == report.exit_code is not None
-        and all(isinstance(text, str) for text in texts)
-        and all(text is None or isinstance(text, str) for text in optional_texts)
-        and all(number is None or _integer(number) == number for number in (*numbers, report.node_rank))
-    )
-    if not is_valid or not isinstance(values, dict):
+    if not isinstance(values, dict) or not _has_valid_types(report):
         return None
     return replace(report, error=_FIRST_VERSION.get(report.error, report.error))
+
+
+@lru_cache(maxsize=64)
+def report_times(exits: Path, changed: float | None) -> dict[int, float]:
+    """Generation -> time of its exit reports; read again when the directory has `changed`."""
+    times = {}
+    for path in exits.glob("*.json") if changed is not None else ():
+        report = parse_report(read_json(path))
+        at = epoch(report.time) if report else None
+        if report and report.generation is not None and at is not None:
+            times[report.generation] = at
+    return times
+
+
+def _has_valid_types(report: ExitReport) -> bool:
+    """A dataclass accepts any value for any field."""
+    texts = (report.error, report.message, report.pod, report.node, report.time)
+    if not all(isinstance(text, str) for text in texts):
+        return False
+    for text in (report.reason, report.remedy):
+        if text is not None and not isinstance(text, str):
+            return False
+    for number in (report.step, report.generation, report.rank, report.node_rank):
+        if number is not None and _integer(number) != number:
+            return False
+    return report.exit_code is not None and _integer(report.exit_code) == report.exit_code
 
 
 def read_termination_message(text: str) -> ExitReport | None:
@@ -173,7 +198,7 @@ def set_position(**values: int | None) -> None:
 
 
 def report_to_run(exits: Path) -> None:
-    """Also write the report of this process into the run directory. The run belongs to this process."""
+    """Write the report of this process into the run directory, too. The run belongs to this process."""
     global _exits
     _exits = exits
 
@@ -181,33 +206,34 @@ def report_to_run(exits: Path) -> None:
 def forget_earlier_run() -> None:
     """A process may run several commands, one after the other; a report belongs to its own command."""
     global _exits, _is_pod_main
-    _exits, _is_pod_main = None, False
+    _exits = None
+    _is_pod_main = False
     _position.clear()
 
 
 def report_for_pod() -> None:
     """This process ends with the pod's exit code. The reports of workers are merged by the process that started them,
-    and a command that somebody runs in a pod says nothing about how the pod ends."""
+    and a command that a user runs in a pod does not decide how the pod ends."""
     global _is_pod_main
     _is_pod_main = True
     _write_termination_message("")  # an earlier process of this container may have left one
 
 
 def exit_now(error: LlmtrainError) -> NoReturn:
-    """Log the error and end the process at once: its main thread is inside C++ and takes no exception."""
+    """Log the error and end the process at once: its main thread is blocked in C++ and cannot raise an exception."""
     log("DDP", f"{error.what} {error.remedy}", logging.ERROR)
     write_exit_report(error)
     os._exit(error.exit_code)
 
 
-def tell_of_crashed_peer(error_file: Path) -> None:
+def mark_crashed_peer(error_file: Path) -> None:
     """Called by the agent, before it stops a worker because another one crashed."""
     with contextlib.suppress(OSError):
         error_file.with_name(_PEER_CRASHED).touch()
 
 
 def has_crashed_peer() -> bool:
-    """Whether the agent stops this worker because another one crashed, rather than because it was told to stop."""
+    """Whether the agent stops this worker because another one crashed, and no signal came from outside."""
     path = os.environ.get(ERROR_FILE)
     return path is not None and Path(path).with_name(_PEER_CRASHED).exists()
 
@@ -274,4 +300,6 @@ def _for_the_agent(error: LlmtrainError, report: ExitReport) -> str:
 def _integer(value: Any) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    return int(value) if isinstance(value, str) and value.isdecimal() else None
+    if isinstance(value, str) and value.isdecimal():  # of an environment variable, such as RANK
+        return int(value)
+    return None

@@ -10,16 +10,17 @@ import threading
 import time
 from typing import Any
 
-from llmtrain.env import LAUNCH
+from llmtrain.core.env import LAUNCH
+from llmtrain.core.files import is_full, read_json, write_json, write_json_in_place
 from llmtrain.errors import TrainingFailed
-from llmtrain.files import is_full, read_json, write_json, write_json_in_place
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.metadata import cpu_architecture
+from llmtrain.runs.state import EndStatus
 
 MAX_CRASHES = 3
 MAX_GENERATIONS = 50
 _UPDATE = threading.Lock()  # against the thread that saves checkpoints
-_NO_CRASH = ("finished", "stopped", "refused")
+_NO_CRASH = (EndStatus.FINISHED, EndStatus.STOPPED, EndStatus.REFUSED)
 
 
 def read_generations(run: RunDirectory) -> list[dict[str, Any]]:
@@ -28,12 +29,14 @@ def read_generations(run: RunDirectory) -> list[dict[str, Any]]:
 
 
 def valid_rows(rows: Any) -> list[dict[str, Any]]:
-    numbers = ("generation", "from_step", "crashes")
-    return [
-        row
-        for row in (rows if isinstance(rows, list) else [])
-        if isinstance(row, dict) and all(isinstance(row.get(name), int) for name in numbers)
-    ]
+    """The rows with the numbers that every start has, of whatever generations.json contains."""
+    if not isinstance(rows, list):
+        return []
+    return [row for row in rows if isinstance(row, dict) and _has_numbers(row)]
+
+
+def _has_numbers(row: dict[str, Any]) -> bool:
+    return all(isinstance(row.get(name), int) for name in ("generation", "from_step", "crashes"))
 
 
 def begin_generation(
@@ -49,9 +52,11 @@ def begin_generation(
     last = rows[-1] if rows else None
     launch = os.environ.get(LAUNCH)
     crashes = 0
-    is_restart = is_unattended and last is not None and last.get("launch") == launch
-    if last and is_restart and last.get("ended") not in _NO_CRASH and from_step <= last["from_step"]:
-        crashes = last["crashes"] + 1
+    if last and is_unattended and last.get("launch") == launch:
+        has_crashed = last.get("ended") not in _NO_CRASH
+        has_progressed = from_step > last["from_step"]
+        if has_crashed and not has_progressed:
+            crashes = last["crashes"] + 1
     if crashes >= MAX_CRASHES:
         raise TrainingFailed(
             f"Run '{run.run_id}' crashed {crashes} times in a row without a newer checkpoint than step {from_step}.",
@@ -108,7 +113,7 @@ def invocation() -> str:
     return f"{socket.gethostname()}-{os.getppid()}-{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
 
 
-def end_generation(run: RunDirectory, generation: int, status: str, step: int) -> None:
+def end_generation(run: RunDirectory, generation: int, status: EndStatus, step: int) -> None:
     """Record how a start ended; the first recorded status is kept."""
     with _UPDATE:
         rows = read_generations(run)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from llmtrain.files import read_json, write_json
+from llmtrain.core.files import read_json, write_json
 
 Beat = dict[str, Any]
 _GENERATION = "generation.json"
@@ -29,7 +29,7 @@ class Heartbeat:
         self._beat = 0
 
     def write(self, step: int, progress: int) -> None:
-        """Not synced, and errors of the storage are ignored. Nothing is written once a newer generation has begun."""
+        """Write a heartbeat, unless a newer generation has begun. It is not synced, and storage errors are ignored."""
         if _current(self._path.parent) > self._generation:
             return
         self._beat += 1
@@ -41,10 +41,15 @@ class Heartbeat:
 
 def read_heartbeats(directory: Path) -> dict[int, Beat]:
     """The last heartbeat of every rank of the newest generation."""
-    beats = [beat for path in directory.glob("rank-*.json") if isinstance(beat := read_json(path), dict)]
     newest = _current(directory)
-    own = (beat for beat in beats if beat.get("generation") == newest or not newest)
-    return {beat["rank"]: beat for beat in own if isinstance(beat.get("rank"), int)}
+    beats = {}
+    for path in directory.glob("rank-*.json"):
+        beat = read_json(path)
+        if not isinstance(beat, dict) or not isinstance(beat.get("rank"), int):
+            continue  # damaged
+        if not newest or beat.get("generation") == newest:
+            beats[beat["rank"]] = beat
+    return beats
 
 
 def announce_start(directory: Path, node_rank: int) -> str:
@@ -53,7 +58,8 @@ def announce_start(directory: Path, node_rank: int) -> str:
     of the file system. Writes nothing if the run does not exist yet: then no peer can be in an earlier start."""
     if not directory.parent.is_dir():
         return "- 0"
-    token, path = secrets.token_hex(8), directory / _LAST_START
+    token = secrets.token_hex(8)
+    path = directory / _LAST_START
     written_at = 0
     with contextlib.suppress(OSError):  # without the file, peers wait for their timeout
         directory.mkdir(exist_ok=True)
@@ -71,7 +77,10 @@ def started_again(directory: Path, starts: Iterable[str]) -> tuple[int, str] | N
     except OSError:
         return None
     last = read_json(directory / _LAST_START) if is_newer else None
-    node_rank, token = (last.get("node"), last.get("start")) if isinstance(last, dict) else (None, None)
+    if not isinstance(last, dict):
+        return None
+    node_rank = last.get("node")
+    token = last.get("start")
     if not isinstance(node_rank, int) or not isinstance(token, str) or token in tokens:
         return None
     return node_rank, token

@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
+from llmtrain.compat.run_files import lacks_namespaces
+from llmtrain.core.files import is_full, open_text, write_json
+from llmtrain.core.logs import log, warn
 from llmtrain.errors import PeerLost, Superseded, UsageError
-from llmtrain.files import is_full, open_text, write_json
-from llmtrain.logs import log, warn
 
 HEARTBEAT_SEC = 2.0
 STALE_AFTER_SEC = 30.0
@@ -59,12 +60,44 @@ class _LockState(NamedTuple):
         return self.owner.get("token")
 
 
+class _HeartbeatWatch:
+    """Compares the lock at each poll with the one before."""
+
+    def __init__(self) -> None:
+        self._before: _LockState | None = None
+        self._polled_at = 0.0
+        self._unchanged_sec = 0.0
+
+    @property
+    def has_started(self) -> bool:
+        return self._before is not None
+
+    def is_alive(self, state: _LockState) -> bool | None:
+        """True if the lock has changed since the last poll, False after STALE_AFTER_SEC without a change, else None."""
+        now = time.monotonic()
+        has_changed = self.has_started and state != self._before
+        if has_changed:
+            self._unchanged_sec = 0.0
+        elif self.has_started:
+            # In a longer gap this process itself was suspended, perhaps together with the owner.
+            self._unchanged_sec += min(now - self._polled_at, _MAX_COUNTED_SEC)
+        self._before = state
+        self._polled_at = now
+        if has_changed:
+            return True
+        if self._unchanged_sec >= STALE_AFTER_SEC:
+            return False
+        return None
+
+
 class RunLock(Lock):
     def __init__(self, path: Path, supersede: bool = False, wait_sec: float = 0.0) -> None:
         """`supersede`: take over the run even from a live owner, as a launcher that starts a new generation must: the
         old one may run on an unreachable node. `wait_sec`: how long to wait for a live owner to end."""
         super().__init__(secrets.token_hex(8))
-        self._path, self._supersede, self._wait_sec = path.absolute(), supersede, wait_sec
+        self._path = path.absolute()
+        self._supersede = supersede
+        self._wait_sec = wait_sec
         self._unreadable_since: float | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
@@ -96,32 +129,23 @@ class RunLock(Lock):
 
     def _wait_for_owner(self, deadline: float) -> _LockState | None:
         """The stale lock of an owner that has ended, or None if there is no lock; raises while the owner is alive."""
-        before: _LockState | None = None
-        unchanged_sec, last_poll = 0.0, time.monotonic()
+        heartbeat = _HeartbeatWatch()
         while True:
             state = self._read_retrying()
             if state is None:
                 return None
             is_alive = _is_alive(state.owner)
-            if is_alive is False:
-                return state
-            now = time.monotonic()
-            if is_alive is None:
-                if before is None:
+            if is_alive is None:  # the process table cannot show it; the heartbeat does
+                if not heartbeat.has_started:
                     log(
                         "TRAIN",
                         f"run '{self._path.parent.name}' is locked by {_name(state.owner)}; waiting up to "
                         f"{STALE_AFTER_SEC:.0f} s for its heartbeat",
                     )
-                elif before != state:
-                    is_alive, unchanged_sec = True, 0.0
-                else:
-                    # In a longer gap this process itself was suspended, perhaps together with the owner.
-                    unchanged_sec += min(now - last_poll, _MAX_COUNTED_SEC)
-                if unchanged_sec >= STALE_AFTER_SEC:
-                    return state
-                before, last_poll = state, now
-            if is_alive and now >= deadline:
+                is_alive = heartbeat.is_alive(state)
+            if is_alive is False:
+                return state
+            if is_alive and time.monotonic() >= deadline:
                 raise UsageError(
                     f"Run '{self._path.parent.name}' is being written by {_name(state.owner)}.",
                     remedy="Wait until it ends, or stop it. A lock whose owner has ended is taken over automatically.",
@@ -206,7 +230,9 @@ def is_held(path: Path) -> bool:
     if state is None:
         return False
     is_alive = _is_alive(state.owner)
-    return abs(time.time() - state.heartbeat / 1e9) <= STALE_AFTER_SEC if is_alive is None else is_alive
+    if is_alive is None:
+        return abs(time.time() - state.heartbeat / 1e9) <= STALE_AFTER_SEC
+    return is_alive
 
 
 def owner_pid(path: Path) -> int | None:
@@ -215,7 +241,9 @@ def owner_pid(path: Path) -> int | None:
         state = _read(path)
     except OSError:
         return None
-    return int(state.owner["pid"]) if state is not None and _is_alive(state.owner) else None
+    if state is None or not _is_alive(state.owner):
+        return None
+    return int(state.owner["pid"])
 
 
 def _read(path: Path) -> _LockState | None:
@@ -226,7 +254,9 @@ def _read(path: Path) -> _LockState | None:
             owner = json.load(file)
     except (FileNotFoundError, ValueError, RecursionError):
         return None
-    return _LockState(owner, heartbeat) if isinstance(owner, dict) and owner else None
+    if not isinstance(owner, dict) or not owner:
+        return None
+    return _LockState(owner, heartbeat)
 
 
 def _name(owner: dict[str, Any]) -> str:
@@ -245,7 +275,8 @@ def _identity() -> dict[str, Any]:
 
 def _is_alive(owner: dict[str, Any]) -> bool | None:
     """Whether the owner's process is alive; None if the process table of this machine or container cannot show it."""
-    pid, birth = owner.get("pid"), owner.get("process")
+    pid = owner.get("pid")
+    birth = owner.get("process")
     if owner.get("host") != socket.gethostname() or not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
         return None
     here = _process_birth(pid)
@@ -253,7 +284,7 @@ def _is_alive(owner: dict[str, Any]) -> bool | None:
         return False if here is None else None
     if not isinstance(birth, str) or birth.partition(":")[0] != _boot_id() or here == _EXISTS:
         return None
-    if "pid_namespace" not in owner or "time_namespace" not in owner:  # written by an earlier version
+    if lacks_namespaces(owner):
         return True if here == birth else None
     if owner["pid_namespace"] is None or owner["pid_namespace"] != _namespace("pid"):
         return None

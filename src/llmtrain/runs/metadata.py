@@ -2,14 +2,17 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from llmtrain.env import CODE_HASH
-from llmtrain.redact import allowed_environment, redact, redact_words
+from llmtrain.compat.run_files import architecture_in
+from llmtrain.core.env import CODE_HASH
+from llmtrain.core.redact import allowed_environment, redact, redact_words
 from llmtrain.version import __version__
 
 _PACKAGES = (
@@ -28,7 +31,7 @@ _SAME_ARCHITECTURE = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 def collect_metadata(run_id: str, name: str, device: str) -> dict[str, Any]:
-    return {
+    facts: dict[str, Any] = {
         "run_id": run_id,
         "name": redact(name),
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -44,8 +47,21 @@ def collect_metadata(run_id: str, name: str, device: str) -> dict[str, Any]:
             "device": device,
         },
         "environment": allowed_environment(),
-        **({"code_sha256": os.environ[CODE_HASH]} if CODE_HASH in os.environ else {}),
     }
+    if CODE_HASH in os.environ:
+        facts["code_sha256"] = os.environ[CODE_HASH]
+    return facts
+
+
+def cpu_name() -> str:
+    """The model of this machine's CPU; its architecture where the system does not name the model, as on many ARM
+    machines."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
+    return " ".join(found[1].split()) if found else cpu_architecture()
 
 
 def cpu_architecture() -> str:
@@ -62,10 +78,10 @@ def architecture_of(meta: dict[str, Any]) -> str | None:
     recorded = machine.get("architecture")
     if isinstance(recorded, str):
         return recorded
-    # Earlier versions recorded only platform.platform(), which contains it.
-    names = (name for name in ("x86_64", "aarch64", *_SAME_ARCHITECTURE) if name in str(machine.get("platform")))
-    name = next(names, None)
-    return _SAME_ARCHITECTURE.get(name, name) if name else None
+    name = architecture_in(machine.get("platform"))
+    if name is None:
+        return None
+    return _SAME_ARCHITECTURE.get(name, name)
 
 
 def versions() -> dict[str, str]:

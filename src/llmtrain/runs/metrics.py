@@ -5,19 +5,27 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from llmtrain.files import open_text, write_atomic
-from llmtrain.logs import warn
-from llmtrain.text import plural
+from pydantic_core import from_json
+
+from llmtrain.core.files import open_text, write_atomic
+from llmtrain.core.logs import warn
+from llmtrain.core.text import plural
+from llmtrain.runs.json_values import MAX_INTEGER, finite
 
 Row = dict[str, Any]
 SYNC_BYTES = 1 << 20
 """Unsynced rows are kept in memory until the next checkpoint, up to this size."""
 CLOSE_SEC = 1.0
+_TAIL_BYTES = 1 << 13
+_SEARCHED_BYTES = 1 << 22
+"""The end of a file that is searched for the last rows: first a little of it, then more."""
+_MAX_TRIED = 20
 
 
 class MetricsLog:
@@ -61,7 +69,8 @@ class MetricsLog:
                 self._warn(problem)
             else:
                 self._synced += len(self._rows)
-                self._rows, self._written = b"", 0
+                self._rows = b""
+                self._written = 0
                 return True
         return False
 
@@ -112,7 +121,94 @@ def read_metrics(path: Path) -> Iterator[Row]:
                 yield row
 
 
+def wide_rows(rows: Iterable[Row]) -> list[Row]:
+    """One row per step with all of its metrics, and the same keys in each; None where a step has no such metric. Of the
+    time, the first: training logs a step before it is evaluated."""
+    by_step: dict[int, Row] = {}
+    names: dict[str, None] = {}  # in the order in which they appear
+    for row in rows:
+        by_step[row["step"]] = {**row, **by_step.get(row["step"], {})}
+        names.update(dict.fromkeys(row))
+    return [{name: row.get(name) for name in names} for row in by_step.values()]
+
+
+def parse_rows(lines: bytes) -> list[Row]:
+    """The valid rows among complete lines."""
+    try:  # all at once, and with pydantic's parser: three times as fast as json line by line
+        rows: list[Any] = from_json(b"[" + lines.rstrip().replace(b"\n", b",") + b"]")
+    except ValueError:
+        rows = list(_parse_each(lines))
+    with suppress(KeyError, TypeError):  # without a loop in Python
+        steps = list(map(itemgetter("step"), rows))
+        is_good = set(map(type, rows)) <= {dict} and set(map(type, steps)) <= {int}
+        if is_good and -MAX_INTEGER < min(steps, default=0) <= max(steps, default=0) < MAX_INTEGER:
+            return rows
+    return [row for row in rows if _has_step(row)]
+
+
+def _parse_each(lines: bytes) -> Iterator[Any]:
+    for line in lines.split(b"\n"):
+        with suppress(ValueError):
+            yield from_json(line)
+
+
+def _has_step(row: Any) -> bool:
+    return isinstance(row, dict) and type(row.get("step")) is int and abs(row["step"]) < MAX_INTEGER
+
+
+def last_rows(path: Path) -> tuple[Row, Row]:
+    """The last training row and the last evaluation; empty if they are further from the end than is read. Searches the
+    bytes: parsing the rows of thousands of steps between two evaluations would take too long."""
+    train: Row = {}
+    val: Row = {}
+    for count in (_TAIL_BYTES, _SEARCHED_BYTES):
+        data, is_whole = _tail(path, count)
+        train = train or _last_with(data, b'"train/loss"')
+        val = val or _last_with(data, b'"val/loss"')
+        if is_whole or (train and val):
+            break
+    return train, val
+
+
+def best_val_loss(path: Path, last_evaluation: Row) -> float | None:
+    """The loss of the last evaluation that was the best until then; None if it is further from the end than is read.
+    `last_evaluation`: the last one, which is often the best."""
+    row = last_evaluation
+    if row and not row.get("val/is_best"):
+        row = _last_with(_tail(path, _SEARCHED_BYTES)[0], b'"val/is_best": 1.0')
+    return finite(row.get("val/loss"))
+
+
+def _tail(path: Path, count: int) -> tuple[bytes, bool]:
+    """The complete lines at the end of a file, and whether that is all of it."""
+    try:
+        with open_text(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            begin = max(0, size - count)
+            data = os.pread(file.fileno(), size - begin, begin)
+    except OSError:
+        return b"", True
+    return data[: data.rfind(b"\n") + 1], begin == 0
+
+
+def _last_with(lines: bytes, name: bytes) -> Row:
+    """The last row that has a name; a row that is cut off or damaged is skipped."""
+    end = len(lines)
+    for _ in range(_MAX_TRIED):
+        found = lines.rfind(name, 0, end)
+        if found < 0:
+            return {}
+        begin = lines.rfind(b"\n", 0, found) + 1
+        if rows := parse_rows(lines[begin : lines.find(b"\n", found)]):
+            return rows[0]
+        end = begin
+    return {}
+
+
 def _line(row: Row) -> str:
     """NaN and infinity are not JSON: they become null."""
-    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+    clean = dict(row)
+    for name, value in row.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            clean[name] = None
     return json.dumps(clean) + "\n"

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain.errors import LlmtrainError, UsageError
-from llmtrain.files import read_json
+from llmtrain.runs.checksums import POINTERS, is_intact
 from llmtrain.runs.directory import RunDirectory, list_runs
-from llmtrain.runs.generations import read_generations
+from llmtrain.runs.json_values import dictionary
 from llmtrain.runs.lock import RunLock, is_held
-from llmtrain.runs.manifest import POINTERS, is_intact
-from llmtrain.runs.summary import checkpoint_names, last_written, pointed_checkpoint, read_meta
+from llmtrain.runs.state import EndStatus, RunState
+from llmtrain.runs.view import RunView
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _DOOMED = ".doomed-"
-_ENDED_WELL = ("finished", "stopped", "refused")
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def select_runs(root: str, criteria: Criteria) -> list[RunDirectory]:
         runs = [run for run in runs if run.run_id in criteria.names]
     if criteria.older_than_sec is not None:
         limit = time.time() - criteria.older_than_sec
-        runs = [run for run in runs if (last_written(run) or time.time()) < limit]
+        runs = [run for run in runs if (RunView(run).last_written or time.time()) < limit]
     if criteria.failed:
         runs = [run for run in runs if _has_failed(run)]
     if criteria.keep is not None:
@@ -138,29 +137,30 @@ def _origins_in_use(root: str) -> dict[str, str]:
     """Path of a run -> the run that starts from its weights and has no checkpoint yet."""
     found = {}
     for run in list_runs(root):
-        origin = read_meta(run).get("origin")
-        path = origin.get("checkpoint") if isinstance(origin, dict) else None
-        if isinstance(path, str) and not checkpoint_names(run):
+        view = RunView(run)
+        path = dictionary(view.meta.get("origin")).get("checkpoint")
+        if isinstance(path, str) and not view.checkpoint_names:
             found[str(Path(path).parents[1])] = run.run_id
     return found
 
 
 def _has_failed(run: RunDirectory) -> bool:
     """Whether the last start of an unfinished run crashed or ended with an error."""
-    if is_held(run.lock) or read_json(run.finished) is not None:
+    view = RunView(run)
+    if view.state not in (RunState.FAILED, RunState.KILLED):
         return False
-    rows = read_generations(run)
-    return bool(rows) and rows[-1].get("ended") not in _ENDED_WELL
+    return bool(view.generations) and view.last_start.get("ended") != EndStatus.REFUSED  # nothing was trained
 
 
 def _old_checkpoints(run: RunDirectory) -> list[Path]:
     """All checkpoints but the newest, the newest that is intact, and the best; with them those that a resume from an
     earlier one set aside, if an intact one remains."""
-    names = checkpoint_names(run)
+    view = RunView(run)
+    names = view.checkpoint_names
     intact = next((name for name in reversed(names) if is_intact(run.checkpoints / name)), None)
     if names and intact is None:
         return []  # any of them may still be of use
-    kept = {*names[-1:], intact, *(pointed_checkpoint(run, pointer) for pointer in POINTERS)}
+    kept = {*names[-1:], intact, *(view.pointed(pointer) for pointer in POINTERS)}
     aside = sorted(run.checkpoints.glob("superseded-step_*"))
     return [*(run.checkpoints / name for name in names if name not in kept), *aside]
 

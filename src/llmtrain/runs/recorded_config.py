@@ -10,10 +10,11 @@ from llmtrain.config.load import build_config
 from llmtrain.config.output import OutputSection
 from llmtrain.config.schema import Config
 from llmtrain.errors import UsageError
+from llmtrain.runs.checksums import POINTERS
 from llmtrain.runs.directory import RunDirectory, find_run
-from llmtrain.runs.manifest import POINTERS
+from llmtrain.runs.json_values import dictionary
 from llmtrain.runs.run_plugins import check_run_plugins
-from llmtrain.runs.summary import config_values
+from llmtrain.runs.view import RunView
 
 STEP = re.compile(r"(?:step_)?([0-9]{1,18})")
 
@@ -53,7 +54,7 @@ def split_reference(reference: str) -> tuple[str, str]:
 def config_to_start_from(reference: str, overrides: Sequence[str] = ()) -> tuple[str, list[str]]:
     """The config file of the run that RUN[@STEP] names, and overrides for a new run beside it."""
     run = _with_config(find_run(_root(overrides), split_reference(reference)[0]))
-    location = [each for each in _current_location(run, config_values(run).get("output")) if "root_dir" in each]
+    location = [each for each in _current_location(run, RunView(run).config.get("output")) if "root_dir" in each]
     return str(run.config), [*location, "output.run_id=null", "run.threads=null", *overrides]
 
 
@@ -70,8 +71,10 @@ def _with_config(run: RunDirectory) -> RunDirectory:
 
 def _current_location(run: RunDirectory, output: object) -> list[str]:
     """Overrides for a run that was renamed, copied or moved: its config.yaml has its first location."""
-    recorded = output if isinstance(output, dict) else {}
-    overrides = [] if recorded.get("run_id") == run.run_id else [f"output.run_id={json.dumps(run.run_id)}"]
+    recorded = dictionary(output)
+    overrides = []
+    if recorded.get("run_id") != run.run_id:
+        overrides.append(f"output.run_id={json.dumps(run.run_id)}")
     here = run.path.absolute().parent
     if Path(str(recorded.get("root_dir", OutputSection().root_dir))).expanduser().absolute() != here:
         overrides.append(f"output.root_dir={json.dumps(str(here))}")

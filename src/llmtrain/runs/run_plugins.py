@@ -1,4 +1,4 @@
-"""The classes of a user's own that a run was trained with, when it is resumed or used."""
+"""The plugins that a run was trained with, when it is resumed or used."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,14 +8,15 @@ from llmtrain.config.document import Document
 from llmtrain.config.schema import Config
 from llmtrain.errors import ConfigError
 from llmtrain.runs.directory import RunDirectory
-from llmtrain.runs.summary import read_meta
+from llmtrain.runs.json_values import dictionary
+from llmtrain.runs.view import RunView
 
 
 def check_run_plugins(
     config: Config, document: Document, run: RunDirectory, chosen: Sequence[Choice] | None = None
 ) -> None:
-    """As check_plugins, for the config of a run. The directory from which the run imported its classes is used if it is
-    below the current one: a run that was copied here must not decide which other code is executed."""
+    """Like check_plugins, for the config of a run. The directory from which the run imported its classes is used if it
+    is below the current one: a run that was copied here must not decide which other code is executed."""
     directories = _recorded_directories(run)
     here = Path.cwd()
     own = [each for each in directories if each.is_relative_to(here) and not each.is_relative_to(run.path.absolute())]
@@ -32,7 +33,6 @@ def check_run_plugins(
 
 
 def _recorded_directories(run: RunDirectory) -> list[Path]:
-    plugins = read_meta(run).get("plugins")
-    facts = plugins.values() if isinstance(plugins, dict) else ()
-    names = [each.get("directory") for each in facts if isinstance(each, dict)]
+    plugins = dictionary(RunView(run).meta.get("plugins"))
+    names = [dictionary(facts).get("directory") for facts in plugins.values()]
     return [Path(name) for name in dict.fromkeys(names) if isinstance(name, str)]

@@ -1,6 +1,6 @@
 """Copies a run directory to object storage: s3://bucket/prefix/<run_id>/... (needs boto3).
 
-The copy is consistent at any time: only complete checkpoints are sent, each with its manifest last, then the pointers
+The copy is consistent at any time: only complete checkpoints are sent, each with manifest.json last, then the pointers
 to them, and finished.json at the end. An interrupted copy resumes: existing objects are not sent again, and nothing is
 deleted. Endpoint, region, credentials and retries are configured as usual for boto3 (AWS_ENDPOINT_URL_S3, ...).
 """
@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain.config.output import S3_URI_PATTERN
+from llmtrain.core.files import file_sha256, read_json
+from llmtrain.core.install import install_command
+from llmtrain.core.logs import log, warn
+from llmtrain.core.redact import redact, redacted_line
+from llmtrain.core.text import format_bytes, plural
 from llmtrain.errors import LlmtrainError, UsageError
-from llmtrain.files import file_sha256, read_json
-from llmtrain.logs import log, warn
-from llmtrain.redact import redact, redacted_line
+from llmtrain.runs.checksums import CHECKSUMS, POINTERS, step_of
 from llmtrain.runs.directory import RunDirectory
-from llmtrain.runs.manifest import MANIFEST, POINTERS, step_of
-from llmtrain.text import format_bytes, plural
 
 CONNECT_SEC = 10
 _SHA256 = "sha256"  # key in the metadata of an object
@@ -87,9 +88,12 @@ def _send(run: RunDirectory, copy: "_Copy") -> None:
     sent last, and a checkpoint that is removed meanwhile is skipped."""
     finished = run.finished.read_bytes() if run.finished.is_file() else None
     paths = sorted(run.checkpoints.glob("step_*"))
-    checkpoints = [checkpoint for path in paths if (checkpoint := _complete_checkpoint(path))]
-    for checkpoint in checkpoints:
-        copy.add_hashes(checkpoint)
+    checkpoints = []
+    for path in paths:
+        checkpoint = _complete_checkpoint(path)
+        if checkpoint:
+            checkpoints.append(checkpoint)
+            copy.add_hashes(checkpoint)
     lists = sorted(run.checkpoints.glob("*.jsonl"))  # of removed checkpoints
     for path in (*_files(run.path, skip=(run.checkpoints, run.heartbeats, run.exits, run.lock, run.finished)), *lists):
         with contextlib.suppress(FileNotFoundError):
@@ -105,7 +109,7 @@ def _send(run: RunDirectory, copy: "_Copy") -> None:
 
 def _send_checkpoint(checkpoint: "_Checkpoint", copy: "_Copy") -> bool:
     try:
-        for path in (*sorted(checkpoint.hashes), checkpoint.path / MANIFEST):
+        for path in (*sorted(checkpoint.hashes), checkpoint.path / CHECKSUMS):
             copy.send_file(path)
     except FileNotFoundError:
         warn("SAVE", f"{checkpoint.path} was removed while it was copied: the run is training and has newer ones")
@@ -128,7 +132,7 @@ def parse_uri(uri: str) -> tuple[str, str]:
 
 def check_installed(what: str) -> None:
     if importlib.util.find_spec("boto3") is None:
-        raise UsageError(f"{what}, but boto3 is not installed.", remedy="pip install 'llmtrain[s3]'.")
+        raise UsageError(f"{what}, but boto3 is not installed.", remedy=install_command("s3"))
 
 
 def _files(directory: Path, skip: tuple[Path, ...] = ()) -> Iterator[Path]:
@@ -146,16 +150,16 @@ def _files(directory: Path, skip: tuple[Path, ...] = ()) -> Iterator[Path]:
 class _Checkpoint:
     path: Path
     hashes: dict[Path, str]
-    """SHA-256 of every file except the manifest, from the manifest."""
+    """SHA-256 of every file except manifest.json, from manifest.json."""
 
 
 def _complete_checkpoint(path: Path) -> _Checkpoint | None:
-    """The checkpoint, if all files of its manifest exist with the recorded sizes."""
+    """The checkpoint, if all files of its manifest.json exist with the recorded sizes."""
     if step_of(path.name) is None or path.is_symlink():
         return None
-    manifest = read_json(path / MANIFEST)
+    checksums = read_json(path / CHECKSUMS)
     try:
-        entries = {path / name: entry for name, entry in manifest["files"].items()}
+        entries = {path / name: entry for name, entry in checksums["files"].items()}
         existing = set(_files(path))  # excludes names such as ../../x
         is_complete = all(p in existing and p.stat().st_size == entry["bytes"] for p, entry in entries.items())
         hashes = {p: str(entry["sha256"]) for p, entry in entries.items()}
@@ -194,7 +198,8 @@ class _Copy:
                 self.hashes[_inode(path)] = sha256
 
     def send_file(self, path: Path) -> None:
-        size, sha256 = path.stat().st_size, self.hashes.get(_inode(path)) or file_sha256(path)
+        size = path.stat().st_size
+        sha256 = self.hashes.get(_inode(path)) or file_sha256(path)
         key = self._key(path)
         if self._skip(key, size, sha256):
             return
@@ -202,7 +207,8 @@ class _Copy:
         self._count(size)
 
     def send_bytes(self, path: Path, data: bytes) -> None:
-        key, sha256 = self._key(path), hashlib.sha256(data).hexdigest()
+        key = self._key(path)
+        sha256 = hashlib.sha256(data).hexdigest()
         if self._skip(key, len(data), sha256):
             return
         self.client.put_object(Bucket=self.bucket, Key=key, Body=data, Metadata={_SHA256: sha256})
@@ -239,8 +245,10 @@ def _inode(path: Path) -> tuple[int, int]:
 
 def _explain(problem: Exception, bucket: str, where: str) -> LlmtrainError:
     """The error for an exception of boto3, whose message is shortened and redacted."""
-    cause = problem.__cause__ or problem.__context__
-    cause = cause if isinstance(cause, Exception) and hasattr(cause, "response") else problem  # of a failed upload
+    cause: BaseException = problem
+    inner = problem.__cause__ or problem.__context__
+    if isinstance(inner, Exception) and hasattr(inner, "response"):  # boto3 wraps the refusal of an upload
+        cause = inner
     code = str(getattr(cause, "response", {}).get("Error", {}).get("Code", ""))
     types = {type_.__name__ for type_ in type(cause).__mro__}
     message = redacted_line(cause, 300)

@@ -1,0 +1,7 @@
+"""Trackers: where the metrics of a run go (files, console, MLflow, W&B, TensorBoard, Prometheus).
+
+base.py has the interface, open.py opens what the config enables. jsonl.py is the run's own record, from which replay.py
+fills MLflow later (a run without network); console.py shows it. mlflow.py, wandb.py and tensorboard.py send it to
+services, in the thread of background.py; prometheus.py and train_job.py are read by a cluster. To add one: a class with
+the methods of Tracker, named in registry.TRACKERS or in tracking.custom.
+"""

@@ -5,9 +5,10 @@ import queue
 import threading
 from collections.abc import Callable
 
-from llmtrain.logs import warn
-from llmtrain.redact import redacted_line
-from llmtrain.tracking.base import Status, Tracker
+from llmtrain.core.logs import warn
+from llmtrain.core.redact import redacted_line
+from llmtrain.runs.state import EndStatus
+from llmtrain.tracking.base import Tracker
 
 FLUSH_SEC = 30.0
 FLUSH_WHEN_STOPPED_SEC = 5.0  # a pod has little time after SIGTERM
@@ -31,11 +32,11 @@ class BackgroundTracker(Tracker):
     def _later(self, job: Job) -> None:
         self._jobs.put(job)
 
-    def _finish(self, status: Status, last: Job) -> None:
+    def _finish(self, status: EndStatus, last: Job) -> None:
         """Do the last job, and wait until everything is sent, but not for long."""
         self._jobs.put(last)
         self._jobs.put(None)
-        timeout = FLUSH_SEC if status == "finished" else FLUSH_WHEN_STOPPED_SEC
+        timeout = FLUSH_SEC if status == EndStatus.FINISHED else FLUSH_WHEN_STOPPED_SEC
         self._thread.join(timeout)
         if self._thread.is_alive() and not self._has_failed:
             warn("TRAIN", f"{self.title} did not accept all metrics within {timeout:.0f} s; metrics.jsonl is complete")

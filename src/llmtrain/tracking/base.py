@@ -6,17 +6,17 @@ Metric names are the same in all of them: train/loss, train/lr, val/loss, ...
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel
 
 from llmtrain.config.schema import Config
-from llmtrain.logs import warn
+from llmtrain.core.logs import warn
 from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.state import EndStatus
 
 Metrics = dict[str, float]
 OnLog = Callable[[int, Metrics], None]
-Status = Literal["finished", "stopped", "superseded", "failed"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TrackedRun:
 
 
 class Tracker:
-    """Base class of trackers. Every hook is optional. A class of the user's own (docs/extending.md) is called with the
+    """Base class of trackers. Every hook is optional. A plugin (docs/extending.md) is called with the
     run and its validated options."""
 
     class Options(BaseModel):
@@ -46,6 +46,9 @@ class Tracker:
     def step(self, step: int, seconds_left: float | None) -> None:
         """Called after every step, so it must be fast. There is no loss yet: reading it would wait for the GPU."""
 
+    def micro_batch(self, step: int, number: int, count: int) -> None:
+        """Called before each micro-batch of a step, `number` from 1, so it must be fast. A GPU may be behind."""
+
     def activity(self, what: str) -> None:
         """Called when the next step has to wait: `compiling`, `evaluating`, `saving`."""
 
@@ -55,7 +58,7 @@ class Tracker:
     def samples(self, step: int, path: Path) -> None:
         """Called with the file of the model's answers to trainer.eval_prompts."""
 
-    def finish(self, status: Status, result: dict[str, Any] | None) -> None:
+    def finish(self, status: EndStatus, result: dict[str, Any] | None) -> None:
         """Called once, after all other hooks."""
 
 
@@ -71,6 +74,9 @@ class Trackers(Tracker):
     def step(self, step: int, seconds_left: float | None) -> None:
         self._each(lambda tracker: tracker.step(step, seconds_left))
 
+    def micro_batch(self, step: int, number: int, count: int) -> None:
+        self._each(lambda tracker: tracker.micro_batch(step, number, count))
+
     def activity(self, what: str) -> None:
         self._each(lambda tracker: tracker.activity(what))
 
@@ -80,7 +86,7 @@ class Trackers(Tracker):
     def samples(self, step: int, path: Path) -> None:
         self._each(lambda tracker: tracker.samples(step, path))
 
-    def finish(self, status: Status, result: dict[str, Any] | None) -> None:
+    def finish(self, status: EndStatus, result: dict[str, Any] | None) -> None:
         self._each(lambda tracker: tracker.finish(status, result))
 
     def _each(self, call: Callable[[Tracker], None]) -> None:

@@ -4,18 +4,21 @@ import logging
 import math
 import sys
 import time
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.logs import console_handler, log
-from llmtrain.progress import LiveLine, end_phases, is_live
-from llmtrain.text import format_bytes, sparkline
-from llmtrain.tracking.base import Metrics, Status, TrackedRun, Tracker
+from llmtrain.core.logs import console_handler
+from llmtrain.core.progress import LiveLine, end_phases, is_live
+from llmtrain.core.text import format_bytes, sparkline
+from llmtrain.runs.progress_lines import duration_text, log_evaluation, log_micro_batch, log_step
+from llmtrain.runs.state import EndStatus
+from llmtrain.tracking.base import Metrics, TrackedRun, Tracker
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-MIN_BAR, ROOMY_BAR, MAX_BAR = 8, 16, 60
+MIN_BAR = 8
+ROOMY_BAR = 16
+MAX_BAR = 60
 KEPT_FIRST = (
     "train/loss",
     "state",
@@ -25,10 +28,17 @@ KEPT_FIRST = (
     "train/lr",
     "train/peak_memory_bytes",
 )
-"""What a narrow terminal shows, most important first: the first three down to MIN_BAR, others while there is room."""
-COURSE_WIDTH, COURSE_POINTS = 8, 512
+"""What a narrow terminal shows, most important first. The first three leave MIN_BAR columns to the bar, others more."""
+COURSE_WIDTH = 8
+COURSE_POINTS = 512
 LINES_PER_RUN = 10
-"""With a bar, about so many [TRAIN] lines are shown above it: the course of the loss stays in the scrollback."""
+"""With a progress bar, print about this many [TRAIN] lines per run, so the loss history stays in the scrollback."""
+
+
+LONG_STEP_SEC = 5.0
+"""After this time in one step, the bar shows the micro-batch."""
+MICRO_BATCH_LINE_SEC = 60.0
+"""Without a bar, one log line per so much time in one step."""
 
 
 class ConsoleTracker(Tracker):
@@ -39,6 +49,7 @@ class ConsoleTracker(Tracker):
         self._line: LiveLine | None = None
         self._bar = Bar(self._max_steps, run.resumed_from)
         self._lines_shown = 0
+        self._step_began = self._micro_batch_logged = time.monotonic()
         if may_show_bar and is_live():
             self._lines_shown = self._tenth(run.resumed_from)
             self._line = LiveLine(self._bar.render, is_transient=False)
@@ -46,41 +57,36 @@ class ConsoleTracker(Tracker):
                 handler.addFilter(self._is_shown)
 
     def step(self, step: int, seconds_left: float | None) -> None:
-        self._bar.step, self._bar.activity = step, ""
+        self._bar.step = step
+        self._bar.activity = ""
         self._bar.set_time_left(seconds_left)
 
+    def micro_batch(self, step: int, number: int, count: int) -> None:
+        now = time.monotonic()
+        if number == 1:
+            self._step_began = self._micro_batch_logged = now
+        elif self._line is None:
+            if now - self._micro_batch_logged >= MICRO_BATCH_LINE_SEC:
+                self._micro_batch_logged = now
+                log_micro_batch(step, number, count, now - self._step_began)
+        elif now - self._step_began >= LONG_STEP_SEC:
+            self._bar.activity = f"step {step}: micro-batch {number} of {count}"
+            self._bar.active_since = self._step_began
+
     def activity(self, what: str) -> None:
-        self._bar.activity, self._bar.active_since = what, time.monotonic()
+        self._bar.activity = what
+        self._bar.active_since = time.monotonic()
 
     def log(self, step: int, metrics: Metrics) -> None:
-        position = f"step {step}/{self._max_steps}"
         self._bar.step = step
         self._bar.add(metrics)
         if "train/loss" in metrics:
             self._bar.set_time_left(metrics.get("train/seconds_left"))
-            self._log_step(step, position, metrics)
+            log_step(step, self._max_steps, metrics)
         if "val/loss" in metrics:
-            best = " | best" if metrics.get("val/is_best") else ""
-            scores = f"val loss {metrics['val/loss']:.4f} | perplexity {metrics['val/perplexity']:.2f}"
-            if "val/bits_per_byte" in metrics:
-                scores += f" | bpb {metrics['val/bits_per_byte']:.3f}"
-            log("EVAL", f"{position} | {scores}{best}", fields={"step": step, **metrics})
-            if "epoch/number" in metrics:
-                epoch = f"{metrics['epoch/number']:.0f}/{self._max_epochs} | {position}"
-                text = f"{epoch} | train loss {metrics['epoch/train_loss']:.4f} | {scores}{best}"
-                log("EPOCH", text, fields=metrics)
+            log_evaluation(step, self._max_steps, self._max_epochs, metrics)
 
-    def _log_step(self, step: int, position: str, metrics: Metrics) -> None:
-        parts = [position, f"loss {metrics['train/loss']:.4f}", f"lr {metrics['train/lr']:.2e}"]
-        if "train/tokens_per_second" in metrics:  # the first step of a process is not timed
-            parts.append(f"{metrics['train/tokens_per_second']:,.0f} tok/s")
-        if "train/mfu" in metrics:
-            parts.append(f"mfu {metrics['train/mfu']:.1%}")
-        if "train/seconds_left" in metrics:
-            parts.append(f"{_duration(metrics['train/seconds_left'])} left")
-        log("TRAIN", " | ".join(parts), fields={"step": step, **metrics})
-
-    def finish(self, status: Status, result: dict[str, Any] | None) -> None:  # noqa: ARG002
+    def finish(self, status: EndStatus, result: dict[str, Any] | None) -> None:  # noqa: ARG002
         if self._line is not None:
             self._bar.activity = ""
             self._line.stop()
@@ -123,7 +129,8 @@ class Bar:
     """The progress bar: what it shows, and how that fits into a line."""
 
     def __init__(self, max_steps: int, step: int) -> None:
-        self.max_steps, self.step = max_steps, step
+        self.max_steps = max_steps
+        self.step = step
         self.metrics: Metrics = {}
         self.activity = ""
         """What takes longer than a step, such as `evaluating`."""
@@ -148,7 +155,8 @@ class Bar:
 
         head = f"step {self.step:>{len(str(self.max_steps))}}/{self.max_steps} "
         room = width - len(head)
-        parts, shown = self._parts(), set[str]()
+        parts = self._parts()
+        shown = set[str]()
         for name in KEPT_FIRST:
             length = len(parts.get(name, "")) + 2
             if name in parts and room - length >= (MIN_BAR if name in KEPT_FIRST[:3] else ROOMY_BAR):
@@ -157,14 +165,15 @@ class Bar:
         length = max(0, min(room, MAX_BAR))
         done = length * self.step // max(1, self.max_steps)
         text = Text(no_wrap=True)
-        full, rest = self._characters[0], self._characters[1]
+        full = self._characters[0]
+        rest = self._characters[1]
         text.append(head, "bold").append(full * done, "cyan").append(rest * (length - done), "dim")
         text.append("".join(f"  {part}" for name, part in parts.items() if name in shown))
         text.truncate(width)
         return text
 
     def _parts(self) -> dict[str, str]:
-        """In the order in which they are shown."""
+        """The parts of the line by name, in the order in which they are shown."""
         formats = {
             "train/loss": lambda value: f"loss {value:.4f}",
             "val/loss": lambda value: f"val {value:.4f}",
@@ -172,19 +181,20 @@ class Bar:
             "train/tokens_per_second": lambda value: f"{value:,.0f} tok/s",
             "train/peak_memory_bytes": format_bytes,
         }
-        parts = {name: show(self.metrics[name]) for name, show in formats.items() if name in self.metrics}
-        values = self._course.values
-        course = {"course": sparkline(values, COURSE_WIDTH)} if self._is_utf and len(values) > 1 else {}
-        order = dict.fromkeys(("train/loss", "course", *parts))
-        return {**{name: (parts | course)[name] for name in order if name in parts | course}, "state": self._state()}
+        parts = {}
+        for name, show in formats.items():
+            if name in self.metrics:
+                parts[name] = show(self.metrics[name])
+            if name == "train/loss" and self._is_utf and len(self._course.values) > 1:
+                parts["course"] = sparkline(self._course.values, COURSE_WIDTH)
+        parts["state"] = self._state()
+        return parts
 
     def _state(self) -> str:
         """The time left, or what keeps the next step waiting."""
         now = time.monotonic()
         if self.activity:
-            return f"{self.activity} {_duration(now - self.active_since)}"
-        return "-:--:-- left" if self._ends_at is None else f"{_duration(max(0.0, self._ends_at - now))} left"
-
-
-def _duration(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
+            return f"{self.activity} {duration_text(now - self.active_since)}"
+        if self._ends_at is None:
+            return "-:--:-- left"
+        return f"{duration_text(max(0.0, self._ends_at - now))} left"

@@ -4,7 +4,8 @@ import time
 from typing import Any
 
 from llmtrain.runs.metrics import MetricsLog
-from llmtrain.tracking.base import Metrics, Status, TrackedRun, Tracker
+from llmtrain.runs.state import EndStatus
+from llmtrain.tracking.base import Metrics, TrackedRun, Tracker
 
 
 class JsonlTracker(Tracker):
@@ -17,5 +18,5 @@ class JsonlTracker(Tracker):
     def saved(self, step: int) -> None:  # noqa: ARG002
         self._log.sync()
 
-    def finish(self, status: Status, result: dict[str, Any] | None) -> None:  # noqa: ARG002
+    def finish(self, status: EndStatus, result: dict[str, Any] | None) -> None:  # noqa: ARG002
         self._log.close()

@@ -19,14 +19,17 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
-from llmtrain.config.schema import Config
+from llmtrain.config.tracking import MlflowSection
+from llmtrain.core.files import read_json, write_json
+from llmtrain.core.install import install_command
+from llmtrain.core.logs import log, warn
+from llmtrain.core.redact import HIDDEN_LOGIN, redact
 from llmtrain.errors import UsageError
-from llmtrain.files import read_json, write_json
-from llmtrain.logs import log, warn
-from llmtrain.redact import HIDDEN_LOGIN, redact
 from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.state import EndStatus
+from llmtrain.runs.view import RunView
 from llmtrain.tracking.background import BackgroundTracker
-from llmtrain.tracking.base import Metrics, Status, TrackedRun
+from llmtrain.tracking.base import Metrics, TrackedRun
 from llmtrain.tracking.parameters import flat_parameters
 from llmtrain.tracking.rows import TrackedRow, read_rows
 
@@ -36,8 +39,10 @@ if TYPE_CHECKING:
 ALLOW = "MLFLOW_ALLOW_FILE_STORE"  # of MLflow: allows a directory as a store
 RUN_ID_TAG = "llmtrain.run_id"
 _LOSSES = ("train/loss", "val/loss")
-METRICS_AT_ONCE, PARAMS_AT_ONCE = 1000, 100  # limits of one request
-_STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+# Limits of one request.
+METRICS_AT_ONCE = 1000
+PARAMS_AT_ONCE = 100
+_STATUS = {EndStatus.FINISHED: "FINISHED", EndStatus.STOPPED: "KILLED", EndStatus.FAILED: "FAILED"}
 # By default MLflow retries an unreachable server for minutes, and sends telemetry.
 SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -54,11 +59,12 @@ class MlflowTracker(BackgroundTracker):
     def __init__(self, run: TrackedRun) -> None:
         check_installed()
         self._run = run
-        self._location = tracking_location(run.config)
-        _log_location(run.config, self._location[0])
+        section = run.config.tracking.mlflow
+        self._location = tracking_location(section, run.config.output.root_dir)
+        _log_location(section.tracking_uri, self._location[0])
         self._mlflow_run: MlflowRun
         # Read here, before training appends to it; the JSONL tracker has dropped rows that will be repeated.
-        self._earlier = read_rows(run.directory) if run.resumed_from else []
+        self._earlier = read_rows(RunView(run.directory)) if run.resumed_from else []
         super().__init__(self._open)
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -70,25 +76,25 @@ class MlflowTracker(BackgroundTracker):
             lambda: self._mlflow_run.client.log_artifact(self._mlflow_run.id, str(path), artifact_path="samples")
         )
 
-    def finish(self, status: Status, result: dict[str, Any] | None) -> None:
+    def finish(self, status: EndStatus, result: dict[str, Any] | None) -> None:
         self._finish(status, lambda: self._close(status, result))
 
     def _open(self) -> None:
         run = self._run
-        self._mlflow_run = MlflowRun(run.directory, run.config, run.facts, self._location)
+        self._mlflow_run = MlflowRun(run, self._location)
         if self._mlflow_run.reopen():
             self._mlflow_run.read_history()
         else:
             self._mlflow_run.create()
         self._mlflow_run.add(self._earlier)
 
-    def _close(self, status: Status, result: dict[str, Any] | None) -> None:
+    def _close(self, status: EndStatus, result: dict[str, Any] | None) -> None:
         best = (result or {}).get("best_checkpoint")
         if best and self._run.config.tracking.mlflow.log_models:
             self._mlflow_run.client.log_artifacts(self._mlflow_run.id, best, artifact_path="best_checkpoint")
-        if status == "finished":
+        if status == EndStatus.FINISHED:
             self._mlflow_run.log_report()
-        if status != "superseded":  # else the run continues in another process
+        if status != EndStatus.SUPERSEDED:  # else the run continues in another process
             self._mlflow_run.end(status)
 
 
@@ -96,18 +102,14 @@ class MlflowRun:
     """The MLflow run of a run directory. The live tracker and the replay of a finished run both write through it, so
     their results are the same."""
 
-    def __init__(
-        self,
-        directory: RunDirectory,
-        config: Config,
-        facts: dict[str, Any],
-        location: tuple[str, str | None],
-        is_home: bool = True,
-    ) -> None:
+    def __init__(self, run: TrackedRun, location: tuple[str, str | None], is_home: bool = True) -> None:
         """`is_home`: the run directory records this store, and a resumed run continues in it."""
         uri, self._artifacts = location
-        self._directory, self._config, self._facts = directory, config, facts
-        self._uri, self._is_home = without_login(redact(uri)), is_home
+        self._directory = run.directory
+        self._section = run.config.tracking.mlflow
+        self._run = run
+        self._uri = without_login(redact(uri))
+        self._is_home = is_home
         store_directory = local_directory(uri)
         if store_directory is not None and uri.startswith("sqlite:"):
             store_directory.mkdir(parents=True, exist_ok=True)
@@ -128,7 +130,7 @@ class MlflowRun:
 
     def find(self) -> bool:
         """Continue the run of the experiment that is tagged with this run id."""
-        experiment = self.client.get_experiment_by_name(self._config.tracking.mlflow.experiment)
+        experiment = self.client.get_experiment_by_name(self._section.experiment)
         if experiment is None:
             return False
         condition = f"tags.`{RUN_ID_TAG}` = '{self._directory.run_id}'"
@@ -144,15 +146,15 @@ class MlflowRun:
         return True
 
     def create(self, started_at_ms: int | None = None) -> None:
-        config, run_id = self._config.tracking.mlflow, self._directory.run_id
-        existing = self.client.get_experiment_by_name(config.experiment)
-        experiment = (
-            existing.experiment_id
-            if existing
-            else self.client.create_experiment(config.experiment, artifact_location=self._artifacts)
-        )
+        section = self._section
+        run_id = self._directory.run_id
+        existing = self.client.get_experiment_by_name(section.experiment)
+        if existing:
+            experiment = existing.experiment_id
+        else:
+            experiment = self.client.create_experiment(section.experiment, artifact_location=self._artifacts)
         created = self.client.create_run(
-            experiment, start_time=started_at_ms, run_name=redact(config.run_name or run_id), tags={RUN_ID_TAG: run_id}
+            experiment, start_time=started_at_ms, run_name=redact(section.run_name or run_id), tags={RUN_ID_TAG: run_id}
         )
         self.id = created.info.run_id
         self.describe()
@@ -174,7 +176,9 @@ class MlflowRun:
 
     def add(self, rows: Sequence[TrackedRow]) -> int:
         """Log the values that the store does not have, and return their number."""
-        metrics = [metric for step, values, at in rows for metric in as_metrics(step, self._missing(step, values), at)]
+        metrics: list[Metric] = []
+        for step, values, at in rows:
+            metrics += as_metrics(step, self._missing(step, values), at)
         for start in range(0, len(metrics), METRICS_AT_ONCE):
             self.client.log_batch(self.id, metrics=metrics[start : start + METRICS_AT_ONCE])
         return len(metrics)
@@ -186,12 +190,17 @@ class MlflowRun:
         def has(name: str) -> bool:
             return repr(float(values[name])) in self._stored.get((name, step), ())
 
-        is_same = all(has(name) for name in _LOSSES if name in values)
-        return {n: v for n, v in values.items() if not has(n) and not (is_same and (n, step) in self._stored)}
+        is_repeated = all(has(name) for name in _LOSSES if name in values)
+        missing = {}
+        for name, value in values.items():
+            is_stored = (name, step) in self._stored
+            if not has(name) and not (is_repeated and is_stored):
+                missing[name] = value
+        return missing
 
-    def end(self, status: Status, ended_at_ms: int | None = None) -> None:
+    def end(self, status: EndStatus, ended_at_ms: int | None = None) -> None:
         self.client.set_terminated(self.id, status=_STATUS[status], end_time=ended_at_ms)
-        if status == "finished":
+        if status == EndStatus.FINISHED:
             self._write_record(described=True, complete=True)
 
     def _log_params(self) -> None:
@@ -199,7 +208,7 @@ class MlflowRun:
         settings. The uploaded config file is the newest."""
         from mlflow.entities import Param
 
-        values = {**flat_parameters(self._config, self._directory), **self._facts}
+        values = {**flat_parameters(self._run), **self._run.facts}
         stored = self.client.get_run(self.id).data.params
         params = [Param(name, redact(str(value))) for name, value in values.items() if name not in stored]
         for start in range(0, len(params), PARAMS_AT_ONCE):
@@ -227,10 +236,16 @@ def is_complete(run: RunDirectory) -> bool:
     return isinstance(record, dict) and record.get("complete") is True
 
 
-def _log_location(config: Config, uri: str) -> None:
+def _log_location(configured: str | None, uri: str) -> None:
     """Log the URI that opens the store, which may differ from the configured one."""
-    shown, fields = redact(uri), {"tracking_uri": redact(uri)}
-    if is_login_missing(config.tracking.mlflow.tracking_uri):
+    shown = redact(uri)
+    fields = {"tracking_uri": shown}
+    in_environment = os.environ.get("MLFLOW_TRACKING_URI")
+    is_from_config = configured is not None and HIDDEN_LOGIN not in configured
+    if is_from_config and in_environment and in_environment != configured:
+        unused = redact(in_environment)
+        warn("TRAIN", f"MLFLOW_TRACKING_URI ({unused}) is not used: tracking.mlflow.tracking_uri takes precedence")
+    if is_login_missing(configured):
         warn(
             "TRAIN",
             f"the login of the MLflow server {shown} is not stored with the run: set MLFLOW_TRACKING_USERNAME and "
@@ -239,10 +254,11 @@ def _log_location(config: Config, uri: str) -> None:
     if local_directory(uri) is None:
         log("TRAIN", f"MLflow server {shown}", fields=fields)
         return
-    configured = config.tracking.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or uri
-    is_sqlite = configured.startswith("sqlite:")
-    why = "" if is_sqlite else f" (MLflow uses the directory {configured} as a store only with {ALLOW}=true)"
-    log("TRAIN", f"MLflow store {shown}{why if uri.startswith('sqlite:') else ''}", fields=fields)
+    given = configured or os.environ.get("MLFLOW_TRACKING_URI") or uri
+    why = ""
+    if uri.startswith("sqlite:") and not given.startswith("sqlite:"):
+        why = f" (MLflow uses the directory {given} as a store only with {ALLOW}=true)"
+    log("TRAIN", f"MLflow store {shown}{why}", fields=fields)
 
 
 def _client(uri: str) -> Any:
@@ -267,16 +283,16 @@ def check_installed() -> None:
 
 def require_mlflow(what: str, otherwise: str = "") -> None:
     if importlib.util.find_spec("mlflow") is None:
-        raise UsageError(f"{what}, but mlflow is not installed.", remedy=f"pip install 'llmtrain[mlflow]'{otherwise}.")
+        raise UsageError(f"{what}, but mlflow is not installed.", remedy=f"{install_command('mlflow')}{otherwise}.")
 
 
-def tracking_location(config: Config) -> tuple[str, str | None]:
-    """The store of a run with this config. The config overrides the environment, except for a URI from the record of a
-    run, whose login is hidden."""
-    uri, from_environment = config.tracking.mlflow.tracking_uri, os.environ.get("MLFLOW_TRACKING_URI")
+def tracking_location(section: MlflowSection, root_dir: str) -> tuple[str, str | None]:
+    """The store of a run in output.root_dir. The config overrides the environment, except for a URI from the record of
+    a run, whose login is hidden."""
+    uri = section.tracking_uri
     if uri is None or HIDDEN_LOGIN in uri:
-        uri = from_environment or uri
-    return store_at(without_login(uri) if uri else sqlite_in(Path(config.output.root_dir)))
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or uri
+    return store_at(without_login(uri) if uri else sqlite_in(Path(root_dir)))
 
 
 def without_login(uri: str) -> str:
@@ -305,7 +321,9 @@ def store_at(uri: str) -> tuple[str, str | None]:
         return uri, None
     if uri.startswith("sqlite:"):
         return uri, (directory / "mlartifacts").as_uri()
-    return (directory.as_uri(), None) if opens_directories() else store_at(sqlite_in(directory))
+    if opens_directories():
+        return directory.as_uri(), None
+    return store_at(sqlite_in(directory))
 
 
 def sqlite_in(directory: Path) -> str:

@@ -3,19 +3,22 @@
 import time
 from typing import Any
 
-from llmtrain.svg import Curve, Points, curve_svg, halved
-from llmtrain.tracking.base import Metrics, Status, TrackedRun, Tracker
+from llmtrain.core.svg import Curve, Points, curve_svg, halved
+from llmtrain.runs.state import EndStatus
+from llmtrain.tracking.base import Metrics, TrackedRun, Tracker
 
 REDRAW_SEC = 1.0
 MAX_POINTS = 600
-WIDTH, HEIGHT = 620, 220
+WIDTH = 620
+HEIGHT = 220
 
 
 class NotebookTracker(Tracker):
     def __init__(self, run: TrackedRun) -> None:
         from IPython.display import HTML, display
 
-        self._run_id, self._html = run.directory.run_id, HTML
+        self._run_id = run.directory.run_id
+        self._html = HTML
         self._curves: dict[str, Points] = {"train/loss": ([], []), "val/loss": ([], [])}
         self._drawn_at = 0.0
         self._display: Any = display(HTML(self._svg()), display_id=True)
@@ -31,7 +34,7 @@ class NotebookTracker(Tracker):
         if time.monotonic() - self._drawn_at > REDRAW_SEC:
             self._draw()
 
-    def finish(self, status: Status, result: dict[str, Any] | None) -> None:  # noqa: ARG002
+    def finish(self, status: EndStatus, result: dict[str, Any] | None) -> None:  # noqa: ARG002
         self._draw()
 
     def _draw(self) -> None:
@@ -40,9 +43,8 @@ class NotebookTracker(Tracker):
 
     def _svg(self) -> str:
         names = {"train/loss": "training", "val/loss": "validation"}
-        curves = [
-            Curve(names[name], xs, ys, color, has_dots=color == 1)
-            for color, (name, (xs, ys)) in enumerate(self._curves.items())
-            if xs
-        ]
+        curves = []
+        for color, (name, (xs, ys)) in enumerate(self._curves.items()):
+            if xs:
+                curves.append(Curve(names[name], xs, ys, color, has_dots=name == "val/loss"))
         return curve_svg(f"Loss of {self._run_id}", curves, WIDTH, HEIGHT)

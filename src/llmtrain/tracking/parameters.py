@@ -3,19 +3,18 @@
 import re
 from typing import Any
 
-from llmtrain.config.schema import Config
-from llmtrain.redact import redact_values
-from llmtrain.runs.directory import RunDirectory
-from llmtrain.runs.generations import read_generations
+from llmtrain.core.redact import redact_values
+from llmtrain.runs.view import RunView
+from llmtrain.tracking.base import TrackedRun
 
 
-def flat_parameters(config: Config, run: RunDirectory) -> dict[str, Any]:
+def flat_parameters(run: TrackedRun) -> dict[str, Any]:
     """Without the sections that the run does not use: `launch` outside of a cluster, `distributed` in a single
     process."""
-    starts = read_generations(run)
+    starts = RunView(run.directory).generations
     is_launched = any(row.get("launch") for row in starts)
     is_parallel = any(row.get("world_size") != 1 for row in starts)
-    values = redact_values(config.as_dict())
+    values = redact_values(run.config.as_dict())
     values.pop("schema_version")
     if not is_launched:
         values.pop("launch")
@@ -28,5 +27,8 @@ def flat_parameters(config: Config, run: RunDirectory) -> dict[str, Any]:
 def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = []
     for name, value in values.items():
-        rows += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{name}.")
+        else:
+            rows.append((f"{prefix}{name}", value))
     return rows

@@ -5,13 +5,14 @@ import os
 import time
 from typing import Any
 
-from llmtrain.env import LAUNCH
+from llmtrain.core.env import LAUNCH
+from llmtrain.core.install import install_command
+from llmtrain.core.logs import log
 from llmtrain.errors import UsageError
-from llmtrain.logs import log
 from llmtrain.runs.directory import RunDirectory
-from llmtrain.runs.generations import read_generations
-from llmtrain.runs.heartbeats import read_heartbeats
-from llmtrain.tracking.base import Metrics, Status, TrackedRun, Tracker
+from llmtrain.runs.state import EndStatus
+from llmtrain.runs.view import RunView
+from llmtrain.tracking.base import Metrics, TrackedRun, Tracker
 
 PATH = "/metrics"
 HELP = {
@@ -29,6 +30,7 @@ HELP = {
     "world_size": "Number of processes.",
     "restarts": "Starts of the run after the first.",
     "heartbeat_age_seconds": "Age of the oldest heartbeat of any rank.",
+    "checkpoint_age_seconds": "Age of the newest checkpoint; before the first one, time since the start.",
 }
 METRICS = {
     "train_loss": "train/loss",
@@ -55,8 +57,10 @@ class PrometheusTracker(Tracker):
         self._gauges: dict[str, Any] = {}
         self._set("step", run.resumed_from)
         self._set("max_steps", run.config.trainer.steps)
-        self._set("restarts", max(0, len(read_generations(run.directory)) - 1))
+        self._set("restarts", max(0, len(RunView(run.directory).generations) - 1))
         self._set("world_size", run.facts["world_size"])
+        self._saved_at = _newest_checkpoint(run) or time.time()
+        self._gauge("checkpoint_age_seconds").set_function(self._checkpoint_age)
         self._gauge("heartbeat_age_seconds").set_function(_HeartbeatAges(run.directory).oldest)
         options = run.config.tracking.prometheus
         host = options.host or ("0.0.0.0" if LAUNCH in os.environ else "127.0.0.1")
@@ -74,7 +78,13 @@ class PrometheusTracker(Tracker):
             if metric in metrics:
                 self._set(name, metrics[metric])
 
-    def finish(self, status: Status, result: dict[str, Any] | None) -> None:  # noqa: ARG002
+    def saved(self, step: int) -> None:  # noqa: ARG002
+        self._saved_at = time.time()
+
+    def _checkpoint_age(self) -> float:
+        return max(0.0, time.time() - self._saved_at)
+
+    def finish(self, status: EndStatus, result: dict[str, Any] | None) -> None:  # noqa: ARG002
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -92,17 +102,29 @@ class PrometheusTracker(Tracker):
         return self._gauges[name]
 
 
+def _newest_checkpoint(run: TrackedRun) -> float | None:
+    """When the checkpoint that the run resumes from was written; None for a new run."""
+    if not run.resumed_from:
+        return None
+    try:
+        return (run.directory.checkpoints / f"step_{run.resumed_from}").stat().st_mtime
+    except OSError:
+        return None
+
+
 class _HeartbeatAges:
     def __init__(self, run: RunDirectory) -> None:
-        self._run, self._read_at, self._oldest = run, 0.0, time.time()
+        self._run = run
+        self._read_at = 0.0
+        self._oldest = time.time()
 
     def oldest(self) -> float:
         """Seconds since the oldest heartbeat of any rank, by the clock of the machine that wrote it."""
         if time.monotonic() - self._read_at > HEARTBEATS_SEC:
             self._read_at = time.monotonic()
-            times = [beat.get("time") for beat in read_heartbeats(self._run.heartbeats).values()]
-            numbers = [at for at in times if isinstance(at, int | float)]
-            self._oldest = min(numbers, default=self._oldest)
+            ages = [rank.age for rank in RunView(self._run).ranks()]
+            if ages:
+                self._oldest = time.time() - max(ages)
         return max(0.0, time.time() - self._oldest)
 
 
@@ -110,5 +132,5 @@ def check_installed() -> None:
     if importlib.util.find_spec("prometheus_client") is None:
         raise UsageError(
             "tracking.prometheus.port is set, but prometheus_client is not installed.",
-            remedy="pip install 'llmtrain[prometheus]', or set tracking.prometheus.port to null.",
+            remedy=f"{install_command('prometheus')}, or set tracking.prometheus.port to null.",
         )

@@ -6,14 +6,12 @@ from typing import Any
 
 from llmtrain.config.document import read_document
 from llmtrain.config.load import build_config
-from llmtrain.config.schema import Config
+from llmtrain.core.redact import HIDDEN_LOGIN, redact, redacted_line
 from llmtrain.errors import LlmtrainError, UsageError
-from llmtrain.files import read_json
-from llmtrain.redact import HIDDEN_LOGIN, redact, redacted_line
 from llmtrain.runs.directory import RunDirectory
-from llmtrain.runs.generations import read_generations
-from llmtrain.runs.lock import is_held
-from llmtrain.tracking.base import Status
+from llmtrain.runs.state import EndStatus, RunState
+from llmtrain.runs.view import RunView
+from llmtrain.tracking.base import TrackedRun
 from llmtrain.tracking.mlflow import (
     MlflowRun,
     is_login_missing,
@@ -38,9 +36,9 @@ def replay_run(run: RunDirectory, uri: str | None = None) -> dict[str, Any]:
             remedy="Fetch the complete run directory. (The file is not written if output.save_config_copy is false.)",
         )
     config = build_config(read_document(run.config), is_recorded=True)
-    uri = uri or _store_from_here(config, run)
+    uri = uri or _store_from_here(config.tracking.mlflow.tracking_uri, run)
     try:
-        return _replay(run, config, uri)
+        return _replay(TrackedRun(run, config, resumed_from=0, evaluated_step=0, facts=_facts(RunView(run))), uri)
     except LlmtrainError:
         raise
     except Exception as problem:  # of a server, a database or MLflow itself
@@ -52,11 +50,13 @@ def replay_run(run: RunDirectory, uri: str | None = None) -> dict[str, Any]:
         ) from None
 
 
-def _replay(run: RunDirectory, config: Config, uri: str) -> dict[str, Any]:
+def _replay(tracked: TrackedRun, uri: str) -> dict[str, Any]:
+    run = tracked.directory
     location = store_at(uri)
-    rows = read_rows(run)
+    view = RunView(run)
+    rows = read_rows(view)
     times = [at for _, _, at in rows]
-    mlflow_run = MlflowRun(run, config, _facts(run), location, is_home=False)
+    mlflow_run = MlflowRun(tracked, location, is_home=False)
     is_new = not (mlflow_run.reopen() or mlflow_run.find())
     if is_new:
         mlflow_run.create(started_at_ms=min(times, default=None))
@@ -65,13 +65,13 @@ def _replay(run: RunDirectory, config: Config, uri: str) -> dict[str, Any]:
         mlflow_run.read_history()
     added = mlflow_run.add(rows)
     artifacts = _upload(mlflow_run, run)
-    status = _status(run)
+    status = _status(view)
     if status is not None:
         mlflow_run.end(status, ended_at_ms=max(times, default=None))
     return {
         "run_id": run.run_id,
         "tracking_uri": redact(location[0]),
-        "experiment": config.tracking.mlflow.experiment,
+        "experiment": tracked.config.tracking.mlflow.experiment,
         "mlflow_run_id": mlflow_run.id,
         "is_new": is_new,
         "status": status or "running",
@@ -81,10 +81,9 @@ def _replay(run: RunDirectory, config: Config, uri: str) -> dict[str, Any]:
     }
 
 
-def _store_from_here(config: Config, run: RunDirectory) -> str:
-    """As tracking_location, but paths in the config are those of the machine that trained: a local store is used only
+def _store_from_here(uri: str | None, run: RunDirectory) -> str:
+    """Like tracking_location, but paths in the config are those of the machine that trained: a local store is used only
     if its directory exists here. The config was stored without a login."""
-    uri = config.tracking.mlflow.tracking_uri
     if uri and HIDDEN_LOGIN in uri and not os.environ.get("MLFLOW_TRACKING_URI") and not is_login_missing(uri):
         return without_login(uri)
     if uri and redact(uri) == uri and "***" not in uri:
@@ -101,14 +100,11 @@ def _store_from_here(config: Config, run: RunDirectory) -> str:
     return from_environment or sqlite_in(run.path.parent)
 
 
-def _facts(run: RunDirectory) -> dict[str, Any]:
+def _facts(view: RunView) -> dict[str, Any]:
     """The facts of the live tracker that the run directory has."""
-    starts = read_generations(run)
-    result = read_json(run.finished)
-    last = starts[-1] if starts else {}
-    facts = {"world_size": last.get("world_size"), "steps": last.get("to_step")}
-    if isinstance(result, dict):
-        facts |= {name: result.get(name) for name in _FACTS}
+    facts = {"world_size": view.last_start.get("world_size"), "steps": view.last_start.get("to_step")}
+    if view.result:
+        facts |= {name: view.result.get(name) for name in _FACTS}
     return {name: value for name, value in facts.items() if value is not None}
 
 
@@ -124,11 +120,10 @@ def _upload(mlflow_run: MlflowRun, run: RunDirectory) -> list[str]:
     return sorted(Path(item.path).name for item in client.list_artifacts(mlflow_run.id))
 
 
-def _status(run: RunDirectory) -> Status | None:
+def _status(view: RunView) -> EndStatus | None:
     """How the run ended; None while it is running. A start without a recorded end has crashed."""
-    if run.finished.is_file():
-        return "finished"
-    if is_held(run.lock):
+    if view.is_finished:
+        return EndStatus.FINISHED
+    if view.state == RunState.RUNNING:
         return None
-    starts = read_generations(run)
-    return "stopped" if starts and starts[-1].get("ended") == "stopped" else "failed"
+    return EndStatus.STOPPED if view.state == RunState.INTERRUPTED else EndStatus.FAILED

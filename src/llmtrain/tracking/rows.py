@@ -2,8 +2,8 @@
 
 import math
 
-from llmtrain.runs.directory import RunDirectory
-from llmtrain.runs.metrics import Row, read_metrics
+from llmtrain.runs.metrics import Row
+from llmtrain.runs.view import RunView
 from llmtrain.tracking.base import Metrics
 
 _NO_METRIC = ("step", "time")
@@ -11,9 +11,9 @@ TrackedRow = tuple[int, Metrics, int]
 """Step, metrics, and time in milliseconds since 1970."""
 
 
-def read_rows(run: RunDirectory) -> list[TrackedRow]:
+def read_rows(view: RunView) -> list[TrackedRow]:
     """The rows of a run; null stands for a number that is not finite."""
-    return [(row["step"], _metrics(row), _time_ms(row, run)) for row in read_metrics(run.metrics)]
+    return [(row["step"], _metrics(row), _time_ms(row, view)) for row in view.read_rows()]
 
 
 def _metrics(row: Row) -> Metrics:
@@ -21,6 +21,8 @@ def _metrics(row: Row) -> Metrics:
     return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
 
 
-def _time_ms(row: Row, run: RunDirectory) -> int:
+def _time_ms(row: Row, view: RunView) -> int:
     seconds = row.get("time")
-    return round((seconds if isinstance(seconds, int | float) else run.metrics.stat().st_mtime) * 1000)
+    if not isinstance(seconds, int | float):
+        seconds = view.run.metrics.stat().st_mtime
+    return round(seconds * 1000)

@@ -3,8 +3,10 @@
 import importlib.util
 from typing import Any
 
+from llmtrain.core.install import install_command
 from llmtrain.errors import UsageError
-from llmtrain.tracking.base import Metrics, Status, TrackedRun, Tracker
+from llmtrain.runs.state import EndStatus
+from llmtrain.tracking.base import Metrics, TrackedRun, Tracker
 
 
 class TensorboardTracker(Tracker):
@@ -19,7 +21,7 @@ class TensorboardTracker(Tracker):
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
-    def finish(self, status: Status, result: dict[str, Any] | None) -> None:  # noqa: ARG002
+    def finish(self, status: EndStatus, result: dict[str, Any] | None) -> None:  # noqa: ARG002
         self._writer.close()
 
 
@@ -27,5 +29,5 @@ def check_installed() -> None:
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError(
             "tracking.tensorboard.enabled is true, but tensorboard is not installed.",
-            remedy="pip install 'llmtrain[tensorboard]', or set tracking.tensorboard.enabled to false.",
+            remedy=f"{install_command('tensorboard')}, or set tracking.tensorboard.enabled to false.",
         )

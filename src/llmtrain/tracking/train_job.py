@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
-from llmtrain.logs import warn
-from llmtrain.redact import redacted_line
-from llmtrain.tracking.base import Metrics, Status, TrackedRun, Tracker
+from llmtrain.core.logs import warn
+from llmtrain.core.redact import redacted_line
+from llmtrain.runs.state import EndStatus
+from llmtrain.tracking.base import Metrics, TrackedRun, Tracker
 
 URL = "KUBEFLOW_TRAINER_SERVER_URL"
 CA_CERT = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
@@ -27,11 +28,13 @@ PORT = 10443
 INTERVAL_SEC = 5.0
 ANSWER_SEC = 5.0
 MAX_ANSWER_BYTES = 1 << 16
-NAME_LIMIT, METRICS_LIMIT = 64, 256  # of the API
+# Limits of the API.
+NAME_LIMIT = 64
+METRICS_LIMIT = 256
 
 
 class TrainJobTracker(Tracker):
-    """A thread reports the newest values; an unreachable server costs nothing but a warning."""
+    """A thread reports the newest values; an unreachable server only causes a warning."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._max_steps = run.config.trainer.steps
@@ -45,16 +48,20 @@ class TrainJobTracker(Tracker):
         self._thread.start()
 
     def step(self, step: int, seconds_left: float | None) -> None:
-        self._step, self._seconds_left = step, seconds_left
+        self._step = step
+        self._seconds_left = seconds_left
         self._change.set()
 
     def log(self, step: int, metrics: Metrics) -> None:
-        self._step, self._metrics = step, {**self._metrics, **metrics}
+        self._step = step
+        self._metrics = {**self._metrics, **metrics}
         self._change.set()
 
-    def finish(self, status: Status, result: dict[str, Any] | None) -> None:  # noqa: ARG002
-        if status == "finished":
-            self._step, self._seconds_left = self._max_steps, 0.0  # also of a run that stopped early
+    def finish(self, status: EndStatus, result: dict[str, Any] | None) -> None:  # noqa: ARG002
+        if status == EndStatus.FINISHED:
+            # Also of a run that stopped early.
+            self._step = self._max_steps
+            self._seconds_left = 0.0
         self._end.set()
         self._change.set()
         self._thread.join(ANSWER_SEC + 1)

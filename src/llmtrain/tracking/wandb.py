@@ -12,19 +12,27 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from llmtrain.errors import UsageError
-from llmtrain.files import read_json, write_json
-from llmtrain.logs import log
-from llmtrain.redact import redact_values
+from llmtrain.core.files import read_json, write_json
+from llmtrain.core.install import install_command
+from llmtrain.core.logs import log
+from llmtrain.core.redact import redact_values
+from llmtrain.errors import ExitCode, UsageError
 from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.state import EndStatus
+from llmtrain.runs.view import RunView
 from llmtrain.tracking.background import FLUSH_SEC, BackgroundTracker
-from llmtrain.tracking.base import Metrics, Status, TrackedRun
+from llmtrain.tracking.base import Metrics, TrackedRun
 from llmtrain.tracking.rows import read_rows
 
 INIT_SEC = 60.0
 # By default W&B prints, captures what the program prints, asks for an API key, and reports its own errors to a server.
 SETTINGS = {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "WANDB_ERROR_REPORTING": "false"}
-EXIT_CODES: dict[Status, int] = {"finished": 0, "stopped": 75, "failed": 1, "superseded": 75}
+EXIT_CODES: dict[EndStatus, int] = {
+    EndStatus.FINISHED: ExitCode.FINISHED,
+    EndStatus.STOPPED: ExitCode.INTERRUPTED,
+    EndStatus.FAILED: ExitCode.PROBLEM,
+    EndStatus.SUPERSEDED: ExitCode.INTERRUPTED,
+}
 """W&B shows a run with another exit code than 0 as failed; it has no status for a run that was interrupted."""
 
 
@@ -34,7 +42,7 @@ class WandbTracker(BackgroundTracker):
     def __init__(self, run: TrackedRun) -> None:
         check_installed()
         self._run = run
-        self._earlier = read_rows(run.directory) if run.resumed_from else []
+        self._earlier = read_rows(RunView(run.directory)) if run.resumed_from else []
         self._wandb_run: Any = None
         super().__init__(self._open)
 
@@ -44,7 +52,7 @@ class WandbTracker(BackgroundTracker):
     def samples(self, step: int, path: Path) -> None:  # noqa: ARG002
         self._later(lambda: self._save(path))
 
-    def finish(self, status: Status, result: dict[str, Any] | None) -> None:  # noqa: ARG002
+    def finish(self, status: EndStatus, result: dict[str, Any] | None) -> None:  # noqa: ARG002
         self._finish(status, lambda: self._close(status))
 
     def _open(self) -> None:
@@ -52,7 +60,8 @@ class WandbTracker(BackgroundTracker):
             os.environ.setdefault(name, value)
         import wandb
 
-        run, config = self._run, self._run.config.tracking.wandb
+        run = self._run
+        config = self._run.config.tracking.wandb
         is_offline = config.offline or os.environ.get("WANDB_MODE") in ("offline", "dryrun")
         self._wandb_run = wandb.init(
             project=config.project,
@@ -79,9 +88,9 @@ class WandbTracker(BackgroundTracker):
             if step >= self._wandb_run.starting_step:
                 self._wandb_run.log(metrics, step=step)
 
-    def _close(self, status: Status) -> None:
+    def _close(self, status: EndStatus) -> None:
         report = self._run.directory.report
-        if status == "finished" and report.is_file():
+        if status == EndStatus.FINISHED and report.is_file():
             self._save(report)
         self._wandb_run.finish(exit_code=EXIT_CODES[status])
 
@@ -102,5 +111,5 @@ def check_installed() -> None:
     if importlib.util.find_spec("wandb") is None:
         raise UsageError(
             "tracking.wandb.enabled is true, but wandb is not installed.",
-            remedy="pip install 'llmtrain[wandb]', or set tracking.wandb.enabled to false.",
+            remedy=f"{install_command('wandb')}, or set tracking.wandb.enabled to false.",
         )

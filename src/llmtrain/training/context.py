@@ -15,9 +15,9 @@ from llmtrain.training.shutdown import StopFlag
 @dataclass(frozen=True)
 class RunContext:
     config: Config
-    """With the numbers of threads and steps resolved."""
+    """The config with the numbers of threads and steps resolved."""
     requested_config: Config
-    """As given, with the number of threads resolved: what config.yaml and checkpoints record."""
+    """The config as it was passed, with the number of threads resolved: what config.yaml and checkpoints record."""
     world: World
     run: RunDirectory
     lock: Lock
@@ -26,6 +26,8 @@ class RunContext:
     resumption: Resumption | None
     """None for a new run."""
     stop: StopFlag
+    began: float
+    """When the training was called, by time.perf_counter."""
     origin: Origin | None = None
     """Whose weights the run starts from, until its first checkpoint."""
     on_log: OnLog | None = None
@@ -34,4 +36,6 @@ class RunContext:
     @property
     def resumed_step(self) -> int | None:
         """Step of the checkpoint the run was resumed from."""
-        return self.resumption.checkpoint.step if self.resumption and self.resumption.checkpoint else None
+        if self.resumption is None or self.resumption.checkpoint is None:
+            return None
+        return self.resumption.checkpoint.step

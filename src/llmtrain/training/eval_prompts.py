@@ -6,17 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmtrain.config.schema import EXAMPLE_DATA, Config
+from llmtrain.core.arguments import Sampling
+from llmtrain.core.files import write_json
+from llmtrain.core.logs import log
+from llmtrain.core.redact import redact_values
+from llmtrain.core.text import one_line
 from llmtrain.data.base import PreparedData
 from llmtrain.data.examples.prompts import prompt_prefix, prompt_text
 from llmtrain.distributed.world import World
 from llmtrain.errors import DataError
-from llmtrain.files import write_json
-from llmtrain.logs import log
-from llmtrain.redact import redact_values
 from llmtrain.runs.directory import RunDirectory
-from llmtrain.text import one_line
-from llmtrain.training.model import ModelHandle
-from llmtrain.training.sample import Confirm, Sampling, sample_text
+from llmtrain.training.model_handle import ModelHandle
+from llmtrain.training.text_generation import Confirm, sample_text
 
 SAMPLE_TOKENS = 300
 SAMPLE_SEC = 10.0
@@ -35,7 +36,7 @@ class EvalPrompts:
 
     def answer(self, is_interrupted: Callable[[], bool]) -> list[dict[str, str]] | None:
         """The model's answer to each of trainer.eval_prompts, decoded greedily; None if a rank was interrupted.
-        `is_interrupted` tells about this rank only."""
+        `is_interrupted` covers this rank only."""
         is_stopped = False
 
         def confirm(token: int) -> int | None:
@@ -45,7 +46,7 @@ class EvalPrompts:
             return agreed
 
         trainer = self.config.trainer
-        sampling = Sampling(trainer.eval_prompt_tokens, temperature=0, seed=self.config.run.seed)
+        sampling = Sampling(trainer.eval_prompt_tokens, temperature=0, top_k=None, seed=self.config.run.seed)
         answers = []
         for prompt in trainer.eval_prompts:
             text = self._generate(prompt, sampling, confirm)
@@ -66,7 +67,7 @@ class EvalPrompts:
         return path
 
     def sample(self, is_interrupted: Callable[[], bool]) -> tuple[str, str]:
-        """A prompt, and a short text from it that shows what the model has learned. `is_interrupted` tells about this
+        """A prompt, and a short text from it that shows what the model has learned. `is_interrupted` covers this
         rank only."""
         prompts = self.config.trainer.eval_prompts
         if self._has_examples() and not prompts:

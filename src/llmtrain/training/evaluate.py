@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from llmtrain.data.batches import IGNORE_INDEX, EvalBatches
+from llmtrain.core.targets import IGNORE_INDEX
+from llmtrain.data.batches import EvalBatches
 from llmtrain.data.tokenizers.base import TokenBytes
 from llmtrain.distributed.world import World
 from llmtrain.models.base import evaluating
-from llmtrain.training.model import ModelHandle
+from llmtrain.training.model_handle import ModelHandle
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,9 @@ def evaluate(
     Batches are distributed over the ranks in rounds. In the last round a rank without a batch of its own computes one
     whose result is not used: a sharded model needs every rank in every forward pass. The sum is taken in the order of
     the batches, so it does not depend on the number of ranks."""
-    losses, tokens, text_bytes = [], 0, 0
+    losses = []
+    tokens = 0
+    text_bytes = 0
     count = len(batches)
     with evaluating(model.parallel.module):
         for first in range(0, count, world.world_size):

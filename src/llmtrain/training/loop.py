@@ -1,6 +1,7 @@
 """The training loop. What it does next depends only on its position, so a resumed run repeats the uninterrupted one."""
 
 import math
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,24 +14,25 @@ from llmtrain.checkpoint.saver import Saver
 from llmtrain.checkpoint.state import TrainState, model_tensors, optimizer_tensors
 from llmtrain.checkpoint.store import CheckpointRequest
 from llmtrain.config.trainer import TrainerSection
+from llmtrain.core.fault_injection import inject_fault
+from llmtrain.core.files import is_full
+from llmtrain.core.logs import warn
 from llmtrain.data.batches import Batch, TrainBatches
 from llmtrain.data.store.token_store import TokenStore
 from llmtrain.data.tokenizers.base import TokenBytes
 from llmtrain.distributed.batch_split import MicroBatchRange
 from llmtrain.distributed.world import World
 from llmtrain.errors import Interrupted, TrainingFailed
-from llmtrain.fault_injection import inject_fault
-from llmtrain.files import is_full
-from llmtrain.logs import warn
 from llmtrain.tracking.base import Metrics, Tracker
-from llmtrain.training.build import Components
+from llmtrain.training.components import Components
 from llmtrain.training.context import RunContext
 from llmtrain.training.eval_prompts import EvalPrompts
 from llmtrain.training.evaluate import evaluate
 from llmtrain.training.memory_errors import out_of_memory
-from llmtrain.training.optim import lr_at
+from llmtrain.training.schedule import lr_at
 from llmtrain.training.step import Stepper, StepResult, TokenCounts
-from llmtrain.training.throughput import Throughput, peak_memory_bytes
+from llmtrain.training.throughput import Activity, Throughput, Timing, peak_memory_bytes
+from llmtrain.training.unused_parameters import report_unused
 from llmtrain.training.watchdog import Watchdog
 
 
@@ -49,12 +51,13 @@ class Trainer:
     watchdog: Watchdog
     tracker: Tracker
     throughput: Throughput
-    progress: TrainState
+    state: TrainState
     saved: tuple[int, int] = (0, 0)
     """(step, evaluated step) of the newest checkpoint: a step that was evaluated after its save is saved again."""
     _saved_before: tuple[int, int] = (0, 0)
     _is_warming_up: bool = True
     _unread: list[tuple[int, StepResult]] = field(default_factory=list)
+    timing: Timing = field(default_factory=Timing)
 
     @property
     def config(self) -> TrainerSection:
@@ -77,9 +80,10 @@ class Trainer:
             if what is None:
                 raise
             is_gpu = isinstance(problem, torch.OutOfMemoryError)
+            memory = "GPU memory" if is_gpu else "memory"
+            step = self.state.step + 1
             raise TrainingFailed(
-                f"Out of {'GPU ' if is_gpu else ''}memory in step {self.progress.step + 1} "
-                f"({self.train_batches.describe_samples(self.progress.step + 1)}): {what}.",
+                f"Out of {memory} in step {step} ({self.train_batches.describe_samples(step)}): {what}.",
                 remedy="In a new run, halve trainer.micro_batch_size and double trainer.grad_accum_steps.",
                 reason="gpu_memory" if is_gpu else None,
             ) from None
@@ -103,12 +107,12 @@ class Trainer:
             self._train_step(batches, counts)
 
     def _is_finished(self) -> bool:
-        return self.progress.step >= self.config.steps or self.stopped_early
+        return self.state.step >= self.config.steps or self.stopped_early
 
     @property
     def stopped_early(self) -> bool:
         patience = self.config.early_stopping_patience
-        return patience is not None and self.progress.evaluations_since_best >= patience
+        return patience is not None and self.state.evaluations_since_best >= patience
 
     def _is_interrupted(self) -> bool:
         """Whether any rank received a signal: all save the same step and exit together."""
@@ -116,7 +120,7 @@ class Trainer:
 
     def _is_interrupted_here(self) -> bool:
         """Whether this rank received a signal."""
-        self.watchdog.tick(self.progress.step)
+        self.watchdog.tick(self.state.step)
         return self.context.stop.requested
 
     def _next_batches(self) -> list[Batch]:
@@ -134,41 +138,45 @@ class Trainer:
 
     def _save_and_exit(self) -> None:
         self._save(is_last_chance=True)
-        step = self.progress.step
-        raise Interrupted(f"Interrupted at step {step}; checkpoint saved." if step else "Interrupted before step 1.")
+        if self.state.step == 0:
+            raise Interrupted("Interrupted before step 1.")
+        raise Interrupted(f"Interrupted at step {self.state.step}; checkpoint saved.")
 
     def _train_step(self, batches: Sequence[Batch], counts: TokenCounts) -> None:
-        step = self.progress.step
-        result = self.stepper.train_step(step, lr_at(step, self.config), batches, self.share.first, counts)
-        self.progress.step += 1
-        self.progress.tokens += counts.targets
-        self.progress.epoch = self.train_batches.epochs_after(self.progress.step)
+        step = self.state.step
+        result = self.stepper.train_step(step, batches, self.share.first, counts)
+        self.state.step += 1
+        self.state.tokens += counts.targets
+        self.state.epoch = self.train_batches.epochs_after(self.state.step)
         self.throughput.count_step(counts.inputs)
-        self._unread.append((self.progress.step, result))
+        self._unread.append((self.state.step, result))
         if self._is_warming_up:
             # The first step of a process allocates and compiles, so its time is not counted.
             self._read_losses()
             self._is_warming_up = False
+            self.timing.first_step = time.perf_counter() - self.context.began
+            report_unused(self.stepper.model.module, result.without_gradient, self.state.step)
             self.throughput.restart()
-        self.tracker.step(self.progress.step, self._seconds_left())
+        self.tracker.step(self.state.step, self._seconds_left())
         if self._is_due(self.config.log_every_steps):
             self._log(result)
 
     def _log(self, result: StepResult) -> None:
         self.context.lock.check()
-        step = self.progress.step
+        step = self.state.step
         self._read_losses()
         metrics: Metrics = {
-            "train/loss": self.progress.end_window(),
+            "train/loss": self.state.end_window(),
             "train/lr": lr_at(step - 1, self.config),
             "train/grad_norm": float(result.grad_norm),
-            "train/tokens": self.progress.tokens,
+            "train/tokens": self.state.tokens,
             "train/epoch": self._epochs(),
         }
         rate = self.throughput.read()
         seconds_left = self._seconds_left()
         if rate is not None and seconds_left is not None:
-            metrics["train/tokens_per_second"], metrics["train/seconds_left"] = rate, seconds_left
+            metrics["train/tokens_per_second"] = rate
+            metrics["train/seconds_left"] = seconds_left
             mfu = self.throughput.mfu(rate)
             if mfu is not None:
                 metrics["train/mfu"] = mfu
@@ -177,7 +185,7 @@ class Trainer:
         self.tracker.log(step, metrics)
 
     def _seconds_left(self) -> float | None:
-        return self.throughput.seconds_left(self.config.steps - self.progress.step)
+        return self.throughput.seconds_left(self.config.steps - self.state.step)
 
     def _read_losses(self) -> None:
         """Fetch the losses since the last call, in one transfer: each waits for the GPU.
@@ -187,24 +195,29 @@ class Trainer:
         if not self._unread:
             return
         # One row per step: the losses of this rank's micro-batches, then the gradient norm (equal on all ranks).
-        own = torch.stack([torch.cat([r.losses, r.grad_norm.float().reshape(1)]) for _, r in self._unread])
-        by_rank = self.world.control.gather_tensors(own).tolist()  # (ranks, steps, micro-batches + 1)
+        rows = [torch.cat([result.losses, result.grad_norm.float().reshape(1)]) for _, result in self._unread]
+        by_rank = self.world.control.gather_tensors(torch.stack(rows)).tolist()  # (ranks, steps, micro-batches + 1)
         for index, (step, _) in enumerate(self._unread):
             # Summed in the order of the micro-batches, so that it does not depend on which rank computed which.
-            loss = sum(value for rows in by_rank for value in rows[index][:-1])
+            losses: list[float] = []
+            for of_rank in by_rank:
+                losses += of_rank[index][:-1]
+            loss = sum(losses)
             self._check_finite(step, loss, by_rank[0][index][-1])
             if self._epoch_ended_at(step - 1):
-                self.progress.end_epoch()
-            self.progress.add_train_loss(loss)
+                self.state.end_epoch()
+            self.state.add_train_loss(loss)
         self._unread.clear()
 
     def _check_finite(self, step: int, loss: float, grad_norm: float) -> None:
         """An infinite gradient corrupts the weights even if the loss was finite."""
         if math.isfinite(loss + grad_norm):
             return
-        what, value = ("loss", loss) if not math.isfinite(loss) else ("gradient", grad_norm)
+        what = f"loss of step {step} is {loss}"
+        if math.isfinite(loss):
+            what = f"gradient of step {step} is {grad_norm}"
         raise TrainingFailed(
-            f"The {what} of step {step} is {value}; the step read {self.train_batches.describe_samples(step)}.",
+            f"The {what}; the step read {self.train_batches.describe_samples(step)}.",
             remedy="Lower trainer.lr or raise trainer.warmup_steps, then resume from the last checkpoint with "
             "--allow-config-change, or check those samples.",
             reason="not_finite",
@@ -212,26 +225,30 @@ class Trainer:
 
     def _epochs(self) -> float:
         """Passes over the training data so far, including the fraction of the current one."""
-        complete = self.progress.epoch
-        start, end = (self.train_batches.steps_in(epoch) for epoch in (complete, complete + 1))
-        return complete + (self.progress.step - start) / max(1, end - start)
+        complete = self.state.epoch
+        start = self.train_batches.steps_in(complete)
+        end = self.train_batches.steps_in(complete + 1)
+        return complete + (self.state.step - start) / max(1, end - start)
 
     def _epoch_ended_at(self, step: int) -> int | None:
         """The number of the epoch that ended with a step."""
         epoch = self.train_batches.epochs_after(step)
-        return epoch if epoch > 0 and self.train_batches.steps_in(epoch) == step else None
+        if epoch == 0 or self.train_batches.steps_in(epoch) != step:
+            return None
+        return epoch
 
     def _ended_epoch(self) -> int | None:
         """The number of the epoch that ended with this step, if trainer.max_epochs is set."""
-        return self._epoch_ended_at(self.progress.step) if self.config.max_epochs else None
+        return self._epoch_ended_at(self.state.step) if self.config.max_epochs else None
 
     def _is_due(self, every: int | None) -> bool:
         """Whether this step is the last one, the last of an epoch, or a multiple of `every`."""
-        step = self.progress.step
-        return self._is_finished() or self._ended_epoch() is not None or (every is not None and step % every == 0)
+        if self._is_finished() or self._ended_epoch() is not None:
+            return True
+        return every is not None and self.state.step % every == 0
 
     def _evaluation_due(self) -> bool:
-        return self._is_due(self.config.eval_every_steps) and self.progress.step > self.progress.evaluated_step
+        return self._is_due(self.config.eval_every_steps) and self.state.step > self.state.evaluated_step
 
     @cached_property
     def _token_bytes(self) -> TokenBytes | None:
@@ -241,7 +258,7 @@ class Trainer:
 
     def _evaluate(self) -> None:
         with self._paused("evaluating"):
-            step = self.progress.step
+            step = self.state.step
             inject_fault("evaluate", step)
             batches = self.components.eval_batches
             result = evaluate(self.stepper.model, batches, self.world, self._is_interrupted, self._token_bytes)
@@ -252,26 +269,29 @@ class Trainer:
             answers = self.eval_prompts.answer(self._is_interrupted_here)
             if answers is None:
                 return
-            progress = self.progress
-            if not progress.evaluated_step:
-                progress.first_val_loss = result.loss
-            is_best = progress.best_val_loss is None or result.loss < progress.best_val_loss
+            state = self.state
+            if not state.evaluated_step:
+                state.first_val_loss = result.loss
+            is_best = state.best_val_loss is None or result.loss < state.best_val_loss
             if is_best:
-                progress.best_val_loss, progress.best_step, progress.evaluations_since_best = result.loss, step, 0
+                state.best_val_loss = result.loss
+                state.best_step = step
+                state.evaluations_since_best = 0
             else:
-                progress.evaluations_since_best += 1
-            progress.last_val_loss, progress.evaluated_step = result.loss, step
+                state.evaluations_since_best += 1
+            state.last_val_loss = result.loss
+            state.evaluated_step = step
             self.context.lock.check()
             metrics = {"val/loss": result.loss, "val/perplexity": result.perplexity, "val/is_best": float(is_best)}
             if result.bits_per_byte is not None:
-                metrics["val/bits_per_byte"] = progress.last_bits_per_byte = result.bits_per_byte
+                metrics["val/bits_per_byte"] = state.last_bits_per_byte = result.bits_per_byte
             self.tracker.log(step, {**metrics, **self._epoch_metrics()})
             if answers and self.world.is_first:
                 self._save_answers(answers)
 
     def _save_answers(self, answers: list[dict[str, str]]) -> None:
         try:
-            self.tracker.samples(self.progress.step, self.eval_prompts.save(self.progress.step, answers))
+            self.tracker.samples(self.state.step, self.eval_prompts.save(self.state.step, answers))
         except OSError as problem:
             warn("EVAL", f"the answers to trainer.eval_prompts could not be saved; training continues: {problem}")
 
@@ -279,48 +299,52 @@ class Trainer:
         epoch = self._ended_epoch()
         if epoch is None:
             return {}
-        loss = self.progress.epoch_loss_sum / max(1, self.progress.epoch_steps)
+        loss = self.state.epoch_loss_sum / max(1, self.state.epoch_steps)
         return {"epoch/number": epoch, "epoch/train_loss": loss}
 
     def _save_due(self) -> bool:
-        step = self.progress.step
-        is_due = self._is_due(self.config.save_every_steps) or self.progress.best_step == step
+        step = self.state.step
+        is_due = self._is_due(self.config.save_every_steps) or self.state.best_step == step
         return step > 0 and is_due and not self._is_saved()
 
     def _is_saved(self) -> bool:
-        return self.saved == (self.progress.step, self.progress.evaluated_step)
+        return self.saved == (self.state.step, self.state.evaluated_step)
 
     def _save(self, is_last_chance: bool) -> None:
-        step = self.progress.step
+        step = self.state.step
         self._finish_save(is_last_chance=False)
         if step == 0 or self._is_saved():
             return
         with self._paused("saving"):  # has checked the losses: nothing after a NaN is saved
             self.context.lock.check()
             self.tracker.saved(step)
-            self._saved_before, self.saved = self.saved, (step, self.progress.evaluated_step)
+            self._saved_before = self.saved
+            self.saved = (step, self.state.evaluated_step)
             self.saver.save(self._checkpoint_request())
             if is_last_chance or not self.config.async_save:
                 self._finish_save(is_last_chance)
 
     def _checkpoint_request(self) -> CheckpointRequest:
-        module, optimizer = self.stepper.model.module, self.stepper.optimizer
+        module = self.stepper.model.module
+        weights = model_tensors(module)  # first: FSDP shards the weights again, as the optimizer knows them
+        optimizer_state = optimizer_tensors(module, self.stepper.optimizer)
         return CheckpointRequest(
-            step=self.progress.step,
-            tensors={"model": model_tensors(module), "optimizer": optimizer_tensors(module, optimizer)},
-            state={"progress": self.progress.as_dict(), **self.components.recorded},
-            write_extra_files=self.artifacts.extra_files(module, self.progress),
+            step=self.state.step,
+            tensors={"model": weights, "optimizer": optimizer_state},
+            state={"progress": self.state.as_dict(), **self.components.recorded},
+            write_extra_files=self.artifacts.extra_files(module, self.state),
             epoch=self._ended_epoch(),
         )
 
     def _finish_save(self, is_last_chance: bool) -> None:
-        """Wait for the save in progress. A failed save is repeated at the next one, if there is a next one."""
+        """Wait for the save in state. A failed save is repeated at the next one, if there is a next one."""
         try:
             self.saver.finish()
         except OSError as problem:
             # A new owner may have deleted the partial checkpoint; then all ranks raise Superseded.
             self.world.control.on_rank0(self.context.lock.check)
-            step, self.saved = self.saved[0], self._saved_before
+            step = self.saved[0]
+            self.saved = self._saved_before
             what = f"The checkpoint of step {step} could not be written: {problem}. Earlier checkpoints are intact."
             if is_last_chance:
                 # safetensors raises an error without errno, most often because the disk is full
@@ -334,20 +358,22 @@ class Trainer:
     def repair_artifacts(self) -> None:
         """On resume: create what a killed process did not publish."""
         ended_at = self._epoch_ended_at if self.config.max_epochs else lambda _: None
-        self.artifacts.repair(self.progress.epoch, ended_at)
+        self.artifacts.repair(self.state.epoch, ended_at)
 
     def sample(self) -> tuple[str, str]:
         """A prompt, which may be empty, and what the model generates from it, for the result of the run."""
         return self.eval_prompts.sample(self._is_interrupted_here)
 
     @contextmanager
-    def _paused(self, activity: str) -> Iterator[None]:
+    def _paused(self, activity: Activity) -> Iterator[None]:
         """Evaluation and saving do not count as training time."""
         self.tracker.activity(activity)
         self._read_losses()  # waits for the GPU, so that its steps count as training time
-        if self.progress.step:
+        if self.state.step:
             self.throughput.read()
+        started = time.perf_counter()
         yield
+        self.timing.add(activity, time.perf_counter() - started)
         self.tracker.activity("")
-        if self.progress.step:
+        if self.state.step:
             self.throughput.restart()

@@ -13,22 +13,15 @@ the rows of the others.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.optim.adamw import adamw
 
-from llmtrain.config.trainer import TrainerSection
-from llmtrain.distributed.world import World
-from llmtrain.models.base import ModelAdapter, block_matrices
-from llmtrain.training.newton_schulz import compute_dtype, cost, has_kernel, orthogonalize_
+from llmtrain.training.newton_schulz import compute_dtype, cost, orthogonalize_
 
-EMBEDDING_LR = 0.6
-"""Learning rate of embeddings and output layer, relative to trainer.lr."""
-VECTOR_LR = 0.3
-"""Learning rate of norm weights and biases, relative to trainer.lr."""
 ADAMW_EPSILON = 1e-8
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
 
@@ -91,7 +84,8 @@ class Muon(torch.optim.Optimizer):
         shapes = [cast(tuple[int, int], tuple(parameter.shape)) for parameter in matrices["params"]]
         self._plan = plan_matrices(shapes, sections, world_size)
         self._heights = [rows for rows, _ in shapes]
-        self._rank, self._world_size = rank, world_size
+        self._rank = rank
+        self._world_size = world_size
         self._how = {"batched": batched, "uses_kernel": uses_kernel}
         self._owned: list[list[int]] = [[] for _ in range(world_size)]  # by rank, the indexes of its matrices
         for index, matrix in enumerate(self._plan):
@@ -99,12 +93,13 @@ class Muon(torch.optim.Optimizer):
         # Created here and not by the first step: a checkpoint is loaded before.
         for parameter in matrices["params"]:
             self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
-        for parameter in (parameter for group in others for parameter in group["params"]):
-            self.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
+        for group in others:
+            for parameter in group["params"]:
+                self.state[parameter] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -118,11 +113,12 @@ class Muon(torch.optim.Optimizer):
         parameters = group["params"]
         weights = [_local(parameter) for parameter in parameters]
         momenta = [_local(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
-        updates = [
-            torch.zeros_like(_local(parameter)) if parameter.grad is None else _local(parameter.grad)
-            for parameter in parameters
-        ]
-        lr, momentum = group["lr"], group["momentum"]
+        updates = []
+        for parameter in parameters:
+            has_grad = parameter.grad is not None
+            updates.append(_local(parameter.grad) if has_grad else torch.zeros_like(_local(parameter)))
+        lr = group["lr"]
+        momentum = group["momentum"]
         torch._foreach_lerp_(momenta, updates, 1 - momentum)
         torch._foreach_lerp_(updates, momenta, momentum)  # Nesterov
         self._orthogonalize_(updates, is_sharded=hasattr(parameters[0], "to_local"))
@@ -169,17 +165,22 @@ class Muon(torch.optim.Optimizer):
     def _rows_of(self, matrix: Matrix, rank: int, is_sharded: bool) -> tuple[int, int]:
         """Start and end of a matrix in what a rank has of its parameter. fsdp gives each rank ceil(rows / ranks)."""
         height = self._heights[matrix.parameter]
-        chunk = -(-height // self._world_size) if is_sharded else height
-        first = min(rank * chunk, height) if is_sharded else 0
-        last = min(first + chunk, height)
+        first = 0
+        last = height
+        if is_sharded:
+            chunk = -(-height // self._world_size)
+            first = min(rank * chunk, height)
+            last = min(first + chunk, height)
         start = min(max(matrix.start, first), last)
         end = min(max(matrix.start + matrix.rows, first), last)
         return start - first, end - first
 
     def _share_results_(self, views: Views) -> None:
         """Send the matrices of this rank to all others. Results of bfloat16 products lose nothing in bfloat16."""
-        by_rank = [[views[i] for i in owned] for owned in self._owned]
-        size = max(sum(view.numel() for view in own) for own in by_rank)
+        by_rank = []
+        for owned in self._owned:
+            by_rank.append([views[i] for i in owned])
+        size = max(_size(part) for part in by_rank)  # all_gather needs equal sizes: smaller parts are padded
         own = torch.zeros(size, dtype=compute_dtype(views[0].device), device=views[0].device)
         _pack_(own, by_rank[self._rank])
         received = torch.empty(self._world_size * size, dtype=own.dtype, device=own.device)
@@ -189,31 +190,55 @@ class Muon(torch.optim.Optimizer):
                 _unpack_(by_rank[rank], part)
 
     def _orthogonalize_shards_(self, views: Views) -> None:
-        """Send the rows of each matrix to its owner, which orthogonalizes it and sends them back."""
-        dtype, device = compute_dtype(views[0].device), views[0].device
-        by_owner = [views[i] for owned in self._owned for i in owned]
-        sent_sizes = [sum(views[i].numel() for i in owned) for owned in self._owned]
+        """Send the rows of each matrix to its owner, which orthogonalizes it and sends them back.
+
+        views: one per matrix of the plan, (rows of this rank, columns); it may have no rows.
+        """
+        device = views[0].device
+        dtype = compute_dtype(device)
+        # What this rank sends: its rows of all matrices, sorted by their owner.
+        outgoing: Views = []
+        sent_sizes = []  # elements for each owner
+        for owned in self._owned:
+            part = [views[i] for i in owned]
+            outgoing += part
+            sent_sizes.append(_size(part))
+        # What it receives: the rows that each rank has of its own matrices, as views of the whole ones.
         mine = [self._plan[i] for i in self._owned[self._rank]]
         wholes = [torch.empty(matrix.rows, matrix.columns, dtype=dtype, device=device) for matrix in mine]
-        pieces: list[Views] = []  # by rank, the rows that it has of my matrices
-        filled = [0] * len(mine)  # rows of the ranks before
-        for rank in range(self._world_size):
-            pieces.append([])
-            for index, matrix in enumerate(mine):
-                start, end = self._rows_of(matrix, rank, is_sharded=True)
-                pieces[-1].append(wholes[index][filled[index] : filled[index] + end - start])
-                filled[index] += end - start
-        received_sizes = [sum(piece.numel() for piece in of_rank) for of_rank in pieces]
+        by_rank = self._rows_by_rank(mine, wholes)
+        incoming = list(chain.from_iterable(by_rank))
+        received_sizes = [_size(part) for part in by_rank]  # elements from each rank
+
         sent = torch.empty(sum(sent_sizes), dtype=dtype, device=device)
         received = torch.empty(sum(received_sizes), dtype=dtype, device=device)
-        flat = [piece for of_rank in pieces for piece in of_rank]
-        _pack_(sent, by_owner)
+        _pack_(sent, outgoing)
         dist.all_to_all_single(received, sent, received_sizes, sent_sizes)
-        _unpack_(flat, received)
+        _unpack_(incoming, received)
         orthogonalize_(wholes, **self._how)
-        _pack_(received, flat)
+        # The way back, in the same buffers with their roles exchanged.
+        _pack_(received, incoming)
         dist.all_to_all_single(sent, received, sent_sizes, received_sizes)
-        _unpack_(by_owner, sent)
+        _unpack_(outgoing, sent)
+
+    def _rows_by_rank(self, matrices: Sequence[Matrix], wholes: Views) -> list[Views]:
+        """By rank, the rows that it has of each matrix: views of the whole matrices, (rows of the rank, columns)."""
+        by_rank: list[Views] = []
+        filled = [0] * len(matrices)  # per matrix, the rows of the ranks before
+        for rank in range(self._world_size):
+            views = []
+            for index, matrix in enumerate(matrices):
+                start, end = self._rows_of(matrix, rank, is_sharded=True)
+                first = filled[index]
+                filled[index] += end - start
+                views.append(wholes[index][first : filled[index]])
+            by_rank.append(views)
+        return by_rank
+
+
+def _size(views: Views) -> int:
+    """Number of elements."""
+    return sum(view.numel() for view in views)
 
 
 def _pack_(flat: torch.Tensor, views: Views) -> None:
@@ -229,51 +254,10 @@ def _unpack_(views: Views, flat: torch.Tensor) -> None:
 def _parts(flat: torch.Tensor, views: Views) -> Views:
     """Consecutive parts of a flat tensor, in the shapes of the views."""
     sizes = [view.numel() for view in views]
-    return [part.view_as(view) for part, view in zip(torch.split(flat[: sum(sizes)], sizes), views, strict=True)]
+    parts = torch.split(flat[: sum(sizes)], sizes)
+    return [part.view_as(view) for part, view in zip(parts, views, strict=True)]
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank has of a sharded tensor; any other tensor unchanged."""
-    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
-
-
-def build_muon(adapter: ModelAdapter, module: nn.Module, config: TrainerSection, world: World, batched: bool) -> Muon:
-    """Muon over all trainable parameters. Weight decay applies to matrices, not to biases and norms."""
-    matrices = block_matrices(adapter, module)
-    fused = adapter.matrix_sections(module)
-    others = [(n, p) for n, p in module.named_parameters() if p.requires_grad and n not in matrices]
-    groups: list[dict[str, Any]] = [
-        {
-            "params": list(matrices.values()),
-            "lr_ratio": 1.0,
-            # The size of an orthogonalized update does not depend on the gradient, so it needs no warmup.
-            "peak_lr": config.lr,
-            "steps_at_peak": config.warmup_steps,
-            "weight_decay": config.weight_decay,
-            "momentum": config.momentum,
-            "peak_momentum": config.momentum,
-            "momentum_warmup_steps": config.momentum_warmup_steps,
-        },
-        _adamw_group([p for _, p in others if p.dim() >= 2], EMBEDDING_LR, config.weight_decay, config),
-        _adamw_group([p for _, p in others if p.dim() < 2], VECTOR_LR, 0.0, config),
-    ]
-    for group in groups:
-        group["lr"] = config.lr * group["lr_ratio"]
-    sections = [fused.get(name, []) for name in matrices]
-    used = [group for group in groups if group["params"]]
-    uses_kernel = adapter.numerics.has_muon_kernel and config.compile and has_kernel(world.device)
-    return Muon(used, sections, world.rank, world.world_size, batched, uses_kernel)
-
-
-def _adamw_group(
-    parameters: list[nn.Parameter], ratio: float, weight_decay: float, config: TrainerSection
-) -> dict[str, Any]:
-    # `fused` makes torch keep `step` on the device when a state is loaded.
-    return {
-        "params": parameters,
-        "lr_ratio": ratio,
-        "weight_decay": weight_decay,
-        "betas": config.betas,
-        "fused": True,
-    }
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

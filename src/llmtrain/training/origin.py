@@ -13,15 +13,15 @@ from torch import nn
 from llmtrain.checkpoint.checkpoint import Checkpoint
 from llmtrain.checkpoint.state import model_tensors
 from llmtrain.checkpoint.store import CheckpointStore
-from llmtrain.config.schema import Config, differences, may_change
-from llmtrain.config.upgrade import upgraded_values
+from llmtrain.compat.upgrade import upgraded_values
+from llmtrain.config.schema import differences, may_change
+from llmtrain.core.files import file_sha256
+from llmtrain.core.logs import log
 from llmtrain.errors import CheckpointError, UsageError
-from llmtrain.files import file_sha256
-from llmtrain.logs import log
+from llmtrain.runs.checksums import CHECKSUMS, POINTERS
 from llmtrain.runs.directory import RunDirectory, find_run
-from llmtrain.runs.manifest import MANIFEST, POINTERS
 from llmtrain.runs.recorded_config import STEP, split_reference
-from llmtrain.runs.summary import read_meta
+from llmtrain.runs.view import RunView
 from llmtrain.training.resume import Resumption
 
 # Fields of a model that do not decide what its weights mean.
@@ -38,7 +38,7 @@ class Origin:
     manifest_sha256: str
 
     def as_dict(self) -> dict[str, Any]:
-        """As meta.json records it."""
+        """The origin as a JSON object, for meta.json."""
         return {
             "run_id": self.run_id,
             "step": self.checkpoint.step,
@@ -48,34 +48,35 @@ class Origin:
 
 
 def find_origin(root: str, reference: str) -> Origin:
+    """The checkpoint that RUN[@STEP] names."""
     name, at = split_reference(reference)
     run = find_run(root, name)
     store = CheckpointStore(run.checkpoints)
-    step = STEP.fullmatch(at)
-    if step:
-        checkpoint = store.at(int(step[1])) if int(step[1]) in store.steps() else None
+    steps = store.steps()
+    numbered = STEP.fullmatch(at)
+    if numbered:
+        step = int(numbered[1])
+        which = f"of step {numbered[1]}"
+        checkpoint = store.at(step) if step in steps else None
     else:
+        which = "yet"
         checkpoint = store.pointed(at) or store.newest_usable()
     if checkpoint is None:
-        steps = store.steps()
-        raise CheckpointError(
-            f"Run '{run.run_id}' has no checkpoint {f'of step {step[1]}' if step else 'yet'}.",
-            known=[*POINTERS, *map(str, steps)] if steps else None,
-        )
+        known = [*POINTERS, *map(str, steps)] if steps else None
+        raise CheckpointError(f"Run '{run.run_id}' has no checkpoint {which}.", known=known)
     checkpoint.verify()
-    return Origin(run.run_id, checkpoint, file_sha256(checkpoint.path / MANIFEST))
+    return Origin(run.run_id, checkpoint, file_sha256(checkpoint.path / CHECKSUMS))
 
 
-def resolve_origin(config: Config, reference: str | None, resumption: Resumption | None) -> Origin | None:
+def resolve_origin(root: str, reference: str | None, resumption: Resumption | None) -> Origin | None:
     """The origin of a new run, or of one that is resumed before its first checkpoint; None for any other run."""
-    if resumption is None:
-        return find_origin(config.output.root_dir, reference) if reference else None
-    if resumption.checkpoint is not None:
-        return None
-    recorded = read_meta(resumption.run).get("origin")
-    if recorded is None:
-        return find_origin(config.output.root_dir, reference) if reference else None
-    return _recorded_origin(resumption.run, recorded)
+    if resumption is not None:
+        if resumption.checkpoint is not None:
+            return None
+        recorded = RunView(resumption.run).meta.get("origin")
+        if recorded is not None:
+            return _recorded_origin(resumption.run, recorded)
+    return find_origin(root, reference) if reference else None
 
 
 def _recorded_origin(run: RunDirectory, recorded: Any) -> Origin:
@@ -90,26 +91,25 @@ def _recorded_origin(run: RunDirectory, recorded: Any) -> Origin:
         checkpoint.verify()
     except CheckpointError as problem:
         raise CheckpointError(f"{what} {path}, which cannot be used: {problem.what}", remedy=remedy) from None
-    sha256 = file_sha256(checkpoint.path / MANIFEST)
+    sha256 = file_sha256(checkpoint.path / CHECKSUMS)
     if sha256 != recorded.get("manifest_sha256"):
         raise CheckpointError(f"{what} {path}, which has changed since.", remedy=remedy)
     return Origin(str(recorded.get("run_id")), checkpoint, sha256)
 
 
-def check_architecture(origin: Origin, config: Config, recorded: dict[str, Any]) -> None:
+def check_architecture(origin: Origin, recorded: dict[str, Any]) -> None:
     """Refuse weights of another architecture, tokenizer or base model. `recorded`: see resume_fingerprint."""
     then = origin.checkpoint.state()
-    before, after = (values.get("model") for values in (upgraded_values(then["config"]), config.as_dict()))
-    changes = [
-        change
-        for change in differences({"model": _architecture(before)}, {"model": _architecture(after)})
-        if not may_change(change[0])
-    ]
+    before = {"model": _architecture(upgraded_values(then["config"]).get("model"))}
+    model = recorded["config"]["model"]
+    after = {"model": _architecture(model)}
+    changes = [change for change in differences(before, after) if not may_change(change[0])]
     names = ["vocab_size", "tokenizer_sha256"]
-    names += ["base_sha256"] if getattr(config.model, "lora", None) else []
-    changes += [
-        (name, then[name], recorded[name]) for name in names if then.get(name) not in (None, recorded.get(name))
-    ]
+    if model.get("lora"):
+        names.append("base_sha256")
+    for name in names:
+        if then.get(name) not in (None, recorded.get(name)):
+            changes.append((name, then[name], recorded[name]))
     if changes:
         raise UsageError(
             f"The weights of {origin.checkpoint.path} do not fit this config:\n  - "
@@ -121,8 +121,10 @@ def check_architecture(origin: Origin, config: Config, recorded: dict[str, Any])
 def _architecture(model: Any) -> dict[str, Any]:
     """The fields of a model section that decide what its weights mean."""
     fields = dict(model) if isinstance(model, dict) else {}
-    has_no_positions = "path" in fields or fields.get("architecture") == "modern"  # among its weights
-    ignored = {*_NOT_ARCHITECTURE, *(["block_size"] if has_no_positions else [])}
+    ignored = list(_NOT_ARCHITECTURE)
+    has_positions = "path" not in fields and fields.get("architecture") != "modern"  # among its weights
+    if not has_positions:
+        ignored.append("block_size")
     if isinstance(fields.get("lora"), dict):
         fields["lora"] = {name: fields["lora"].get(name) for name in _LORA_SCALING}
     return {name: value for name, value in fields.items() if name not in ignored}

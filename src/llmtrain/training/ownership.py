@@ -2,22 +2,28 @@
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 from llmtrain.checkpoint.store import CheckpointStore
-from llmtrain.config.schema import Config
+from llmtrain.config.output import OutputSection
+from llmtrain.core.env import NODE
+from llmtrain.core.files import is_full, read_json, write_json
 from llmtrain.distributed.world import World
-from llmtrain.env import NODE
 from llmtrain.errors import DataError, Interrupted, LlmtrainError, PeerLost, UsageError
-from llmtrain.files import is_full, write_json
-from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.directory import RunDirectory, new_run
 from llmtrain.runs.exit_report import has_crashed_peer, report_to_run, set_position
-from llmtrain.runs.generations import begin_generation, end_generation
+from llmtrain.runs.generations import begin_generation, end_generation, has_restored
 from llmtrain.runs.lock import STALE_AFTER_SEC, Lock, NullLock, RunLock, is_held
-from llmtrain.training.origin import Origin
-from llmtrain.training.resume import Resumption
+from llmtrain.runs.recorded_config import split_reference
+from llmtrain.runs.state import EndStatus
+from llmtrain.training.origin import Origin, resolve_origin
+from llmtrain.training.resume import Resumption, find_resumed_run, find_resumption
 
+SHARED_STORAGE_SEC = 10.0
+"""Network storage may show a new file this late."""
 ExitCallback = Callable[[type[BaseException] | None, BaseException | None, object], None]
 
 
@@ -40,12 +46,17 @@ class RunOwnership:
     """What this start owns of the run; released when `stack` closes. Every rank calls the same methods."""
 
     def __init__(self, stack: ExitStack, run: RunDirectory, world: World, is_new: bool) -> None:
-        self._stack, self._run, self._world, self._is_new = stack, run, world, is_new
-        self._lock: Lock | None = None
-        self._generation: int | None = None
-        self._is_provisional = True
+        self.run = run
+        self.resumption: Resumption | None = None
+        """None for a new run."""
         self.origin: Origin | None = None
         """Recorded with the directory of a new run."""
+        self._stack = stack
+        self._world = world
+        self._is_new = is_new
+        self._is_provisional = True
+        self._lock: Lock | None = None
+        self._generation: int | None = None
 
     def acquire(self) -> Lock:
         """Create the directory of a new run and take the lock, once."""
@@ -55,33 +66,57 @@ class RunOwnership:
             self._lock = self._take_lock()
         return self._lock
 
-    def begin_generation(self, config: Config, resumption: Resumption | None) -> int:
+    def begin_generation(self, threads: int | None) -> int:
         """Number this start, once. From here on a process that ends without recording why has crashed, and crashes are
         counted; an interrupted start, or one refused for a usage error, is not a crash."""
         if self._generation is None:
             lock = self.acquire()
-            step = resumption.checkpoint.step if resumption and resumption.checkpoint else 0
+            resumption = self.resumption
+            step = 0
+            if resumption and resumption.checkpoint:
+                step = resumption.checkpoint.step
             is_again = is_unattended() or is_restart()
-            world, run, threads = self._world, self._run, config.run.threads
-            self._generation = world.control.on_rank0(
-                lambda: begin_generation(run, step, world.world_size, is_again, threads=threads)
+            world_size = self._world.world_size
+            self._generation = self._world.control.on_rank0(
+                lambda: begin_generation(self.run, step, world_size, is_again, threads=threads)
             )
             set_position(generation=self._generation)
-            report_to_run(run.exits)
-            if world.is_first:
-                self._stack.push(_end_generation_on_exit(run, lock, self._generation, step))
+            report_to_run(self.run.exits)
+            if self._world.is_first:
+                self._stack.push(_end_generation_on_exit(self.run, lock, self._generation, step))
         return self._generation
 
     def keep(self) -> None:
         """From here on the directory of a new run stays, however this start ends."""
         self._is_provisional = False
 
+    def check_shared_directory(self) -> None:
+        """Every rank writes and reads checkpoints, so all must see one run directory."""
+        lock = self.acquire()
+        deadline = time.monotonic() + SHARED_STORAGE_SEC
+        is_visible = _is_visible(self.run, lock)
+        while not is_visible and time.monotonic() < deadline:
+            time.sleep(0.1)
+            is_visible = _is_visible(self.run, lock)
+        visible = self._world.control.gather(is_visible)
+        if not visible[0]:  # another generation took over the run while data was prepared
+            self._world.control.on_rank0(lock.check)
+        blind = [str(rank) for rank, sees_it in enumerate(visible) if not sees_it]
+        if blind:
+            raise UsageError(
+                f"Rank {', '.join(blind[:10])} does not see {self.run.shown()}, which rank 0 created.",
+                remedy="Set output.root_dir to a directory that all nodes share (a ReadWriteMany volume, NFS).",
+            )
+
     def _create(self) -> None:
-        run, world, origin = self._run, self._world, self.origin
-        world.control.on_rank0(lambda: _create_directory(run, origin))
-        if world.is_first:
-            self._stack.push(lambda _, error, __: _remove_if_empty(run) if is_full(error) else None)
+        self._world.control.on_rank0(lambda: _create_directory(self.run, self.origin))
+        if self._world.is_first:
+            self._stack.push(self._remove_if_disk_is_full)
             self._stack.push(self._remove_provisional)
+
+    def _remove_if_disk_is_full(self, _: object, error: BaseException | None, __: object) -> None:
+        if is_full(error):
+            _remove_if_empty(self.run)
 
     def _remove_provisional(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         """Remove a directory that was created early only to count crashes, unless this start crashed."""
@@ -90,11 +125,11 @@ class RunOwnership:
             or has_crashed_peer()
             or (kind and issubclass(kind, Exception) and not _is_expected(error))
         )
-        if self._is_provisional and error is not None and not is_crash and not self._run.lock.exists():
+        if self._is_provisional and error is not None and not is_crash and not self.run.lock.exists():
             with suppress(OSError):
-                for path in (self._run.generations, self._run.meta, self._run.path / ".lock.guard"):
+                for path in (self.run.generations, self.run.meta, self.run.path / ".lock.guard"):
                     path.unlink(missing_ok=True)
-                self._run.path.rmdir()
+                self.run.path.rmdir()
 
     def _take_lock(self) -> Lock:
         """Rank 0 holds the lock; the other ranks know its token. An unattended start supersedes the current owner."""
@@ -103,12 +138,50 @@ class RunOwnership:
         def take() -> str:
             # After a restart the lock may belong to a rank 0 that died on another node: wait until it is stale.
             wait_sec = STALE_AFTER_SEC + 5 if is_restart() else 0.0
-            lock = RunLock(self._run.lock, supersede=is_unattended(), wait_sec=wait_sec)
+            lock = RunLock(self.run.lock, supersede=is_unattended(), wait_sec=wait_sec)
             own.append(self._stack.enter_context(lock))
             return lock.token
 
         token = self._world.control.on_rank0(take)
         return own[0] if own else NullLock(token)
+
+
+def open_run(
+    output: OutputSection, run_name: str, world: World, stack: ExitStack, resume: str | None, start_from: str | None
+) -> RunOwnership:
+    """An existing run, locked, with the checkpoint to resume from; or the directory that a new run will get."""
+    rank0 = world.control.on_rank0
+    if is_restart():
+        resume = resume or "auto"
+    # A collective, so every rank calls it: after a restart, ranks may differ in `resume`.
+    existing = rank0(lambda: find_resumed_run(output, run_name, resume) if resume else None)
+    if existing and start_from and is_restart() and not output.run_id:
+        is_origin = existing.run_id == Path(split_reference(start_from)[0]).name
+        if is_origin:
+            existing = None  # this run has not been created yet
+    if existing is None:
+        run = rank0(lambda: new_run(output.root_dir, output.run_id, run_name)).absolute()
+        ownership = RunOwnership(stack, run, world, is_new=True)
+    else:
+        ownership = RunOwnership(stack, existing.absolute(), world, is_new=False)
+        ownership.acquire()  # first: another owner could prune the checkpoint that is chosen next
+        ownership.resumption = rank0(lambda: find_resumption(existing, _resume_reference(existing, resume)))
+    ownership.origin = rank0(lambda: resolve_origin(output.root_dir, start_from, ownership.resumption))
+    return ownership
+
+
+def _resume_reference(run: RunDirectory, resume: str | None) -> str:
+    """What to resume from. After a restart that is the newest checkpoint, once an earlier start by the same command
+    has loaded the checkpoint that was named; before that, newer checkpoints are the ones to be replaced."""
+    if is_restart() and has_restored(run):
+        return "auto"
+    return resume or "auto"
+
+
+def _is_visible(run: RunDirectory, lock: Lock) -> bool:
+    """Whether this rank sees the lock that rank 0 has taken."""
+    record = read_json(run.lock) or {}
+    return bool(record.get("token") == lock.token)
 
 
 def owns_run(lock: Lock) -> bool:
@@ -150,13 +223,13 @@ def _is_expected(error: BaseException | None) -> bool:
 def _end_generation_on_exit(run: RunDirectory, lock: Lock, generation: int, step: int) -> ExitCallback:
     def end(kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if isinstance(error, LlmtrainError) and error.exit_code == UsageError.exit_code:
-            status = "refused"
+            status = EndStatus.REFUSED
         elif isinstance(error, PeerLost) or (error and has_crashed_peer()):
-            status = "failed"
+            status = EndStatus.FAILED
         elif isinstance(error, Interrupted) or (kind and not issubclass(kind, Exception)):
-            status = "stopped"
+            status = EndStatus.STOPPED
         else:
-            status = "failed" if error else "finished"
+            status = EndStatus.FAILED if error else EndStatus.FINISHED
         if owns_run(lock):
             with suppress(OSError):
                 end_generation(run, generation, status, step)

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C.
+"""SIGTERM, Ctrl-C, and SIGHUP, which the end of a terminal sends.
 
 While a run is being set up there is nothing to save, so a signal ends it immediately. Once the loop runs, a signal only
 sets a flag, and the loop saves and exits at the next safe point. Either way the run ends as Interrupted. A second
@@ -21,14 +21,14 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
+from llmtrain.core.interrupts import is_importing, leave_at_once, stop_signals
+from llmtrain.core.logs import warn
 from llmtrain.errors import Interrupted, PeerLost
-from llmtrain.interrupts import is_importing, leave_at_once
-from llmtrain.logs import warn
 from llmtrain.runs.exit_report import exit_now, has_crashed_peer, write_exit_report
 
 
 class StopEvent(Protocol):
-    """What tells a loop to stop: a threading.Event, or a StopFlag."""
+    """Signals a loop to stop: a threading.Event or a StopFlag."""
 
     def is_set(self) -> bool: ...
 
@@ -38,12 +38,14 @@ class _SetupInterrupted(BaseException):
 
 
 class StopFlag:
-    """Handles the two signals while entered, in the main thread; `event` stops as the first signal does. `may_exit`:
+    """Handles the signals while entered, in the main thread; `event` stops as the first signal does. `may_exit`:
     the process belongs to a command, so that a second Ctrl-C and one during an import may end it."""
 
     def __init__(self, event: StopEvent | None = None, may_exit: bool = True) -> None:
-        self._event, self._may_exit = event, may_exit
-        self._has_signal = False
+        self._event = event
+        self._may_exit = may_exit
+        self.received: int | None = None
+        """Number of the last signal."""
         self.show: Callable[[str], None] | None = None
         """Shows what is being done about the signal; None: a log line does."""
         self.before_leaving: Callable[[], None] = lambda: None
@@ -56,10 +58,10 @@ class StopFlag:
 
     @property
     def requested(self) -> bool:
-        return self._has_signal or (self._event is not None and self._event.is_set())
+        return self.received is not None or (self._event is not None and self._event.is_set())
 
     def is_set(self) -> bool:
-        """As `requested`, by the name that events have."""
+        """Same as `requested`, under the name that threading.Event has."""
         return self.requested
 
     def joined(self) -> None:
@@ -69,7 +71,8 @@ class StopFlag:
 
     def enter_loop(self, saves: bool = True) -> None:
         """From here on a signal only sets `requested`; the loop must check it."""
-        self._in_loop, self._saves = True, saves
+        self._in_loop = True
+        self._saves = saves
         self._raise_if_requested()
 
     def _raise_if_requested(self) -> None:
@@ -77,9 +80,9 @@ class StopFlag:
             raise _SetupInterrupted
 
     def __enter__(self) -> "StopFlag":
-        is_main_thread = threading.current_thread() is threading.main_thread()
-        for number in (signal.SIGTERM, signal.SIGINT) if is_main_thread else ():
-            self._previous_handlers[number] = signal.signal(number, self._handle)
+        if threading.current_thread() is threading.main_thread():
+            for number in stop_signals():
+                self._previous_handlers[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -87,30 +90,43 @@ class StopFlag:
     ) -> None:
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
-        if isinstance(error, _SetupInterrupted):
+        if isinstance(error, _SetupInterrupted) or self._was_replaced(error):
             raise _interrupted_in_setup() from None
+
+    def _was_replaced(self, error: BaseException | None) -> bool:
+        """Whether an error took the place of the handler's exception: code of a C extension, such as pydantic's, turns
+        what is raised in it into an error of its own."""
+        is_in_setup = self.received is not None and not self._in_loop
+        return is_in_setup and isinstance(error, Exception) and not isinstance(error, Interrupted)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         # Under a launcher one Ctrl-C arrives twice: from the terminal and from the launcher.
-        if self._has_signal and number == signal.SIGINT and "TORCHELASTIC_RUN_ID" not in os.environ:
+        has_launcher = "TORCHELASTIC_RUN_ID" in os.environ
+        if self.received is not None and number == signal.SIGINT and not has_launcher:
             self._leave_without_saving()
-        self._has_signal = True
-        action = "saving and stopping" if self._in_loop and self._saves else "stopping"
-        if self._in_loop and self.show is not None:
-            self.show(action)
-        elif (self._in_loop or self._is_joining) and not _is_below_bar():
-            warn("TRAIN", f"{signal.Signals(number).name}: {action}")
+        self.received = number
+        self._announce(signal.Signals(number).name)
         if self._in_loop:
-            return
+            return  # the loop checks `requested`
         if self._is_joining:
             exit_now(_interrupted_in_setup())
-        if is_importing():
-            if not self._may_exit:
-                return  # the exception is raised after the import
+        if not is_importing():
+            raise _SetupInterrupted
+        if self._may_exit:
             error = _interrupted_in_setup()
             write_exit_report(error)
             leave_at_once(f"{error.what} {error.remedy}", error.exit_code)
-        raise _SetupInterrupted
+        # Else `joined` or `enter_loop` raises, after the import.
+
+    def _announce(self, name: str) -> None:
+        """Show what happens now. During the setup that is the error itself, at once."""
+        action = "stopping"
+        if self._in_loop and self._saves:
+            action = "saving and stopping"
+        if self._in_loop and self.show is not None:
+            self.show(action)
+        elif (self._in_loop or self._is_joining) and not _is_below_bar():
+            warn("TRAIN", f"{name}: {action}")
 
     def _leave_without_saving(self) -> None:
         if not self._may_exit or (self._in_loop and not self._saves):

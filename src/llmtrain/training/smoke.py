@@ -7,32 +7,42 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from llmtrain.config.schema import Config
+from llmtrain.config.distributed import DistributedSection
+from llmtrain.config.run import RunSection
+from llmtrain.core.logs import log
 from llmtrain.distributed.batch_split import check_power_of_two
 from llmtrain.distributed.control_group import peer_errors
 from llmtrain.distributed.parallel import parallelize
 from llmtrain.distributed.world import World, current_process_info, join_world
 from llmtrain.errors import TrainingFailed, UsageError
-from llmtrain.logs import log
+from llmtrain.runs.progress_lines import log_smoke_step
 
 LOG_EVERY = 5
 
 
 def train_classifier(
-    config: Config, epochs: int, batch: int, samples: int, features: int, classes: int, lr: float, seed: int
+    distributed: DistributedSection,
+    run: RunSection,
+    epochs: int = 2,
+    batch: int = 256,
+    samples: int = 4096,
+    features: int = 128,
+    classes: int = 4,
+    lr: float = 3e-3,
+    seed: int = 42,
 ) -> dict[str, Any] | None:
     """Losses and accuracy on rank 0, None on other ranks. Raises TrainingFailed if the loss did not fall, which means
     that gradients are lost between the processes."""
     _check_steps(epochs, batch, samples)
-    check_power_of_two(config.distributed, current_process_info(config.distributed).world_size)
-    with join_world(config.distributed, config.run) as world, peer_errors():
+    check_power_of_two(distributed, current_process_info(distributed).world_size)
+    with join_world(distributed, run) as world, peer_errors():
         if batch % world.world_size:
             raise UsageError(f"--batch must be divisible by the {world.world_size} processes, got {batch}.")
         started = time.perf_counter()
         torch.manual_seed(seed)
         inputs, labels = make_samples(samples, features, classes)
         model = nn.Sequential(nn.Linear(features, 64), nn.ReLU(), nn.Linear(64, classes)).to(world.device)
-        parallel = parallelize(model, lambda _: [], config.distributed, world, "fp32", world.world_size)
+        parallel = parallelize(model, lambda _: [], distributed, world, "fp32", world.world_size)
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
         log(
             "DDP",
@@ -56,7 +66,7 @@ def train_classifier(
                 last_loss = float(world.control.gather_tensors(loss).sum())
                 first_loss = first_loss or last_loss
                 if step % LOG_EVERY == 0 or step == steps - 1:
-                    log("TRAIN", f"epoch {epoch + 1}/{epochs} | step {step + 1}/{steps} | loss {last_loss:.4f}")
+                    log_smoke_step(epoch + 1, epochs, step + 1, steps, last_loss)
             accuracy = measure_accuracy(parallel.module, inputs, labels, world)
             log("EPOCH", f"{epoch + 1}/{epochs} | loss {last_loss:.4f} | accuracy {accuracy:.1%}")
         if last_loss >= first_loss:

@@ -1,21 +1,22 @@
 """One optimizer step: forward and backward of its micro-batches, clipping, update."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import nn
 
+from llmtrain.config.trainer import TrainerSection
+from llmtrain.core.fault_injection import inject_fault
+from llmtrain.core.seeds import derive_seed
 from llmtrain.data.batches import Batch
-from llmtrain.data.sampler import derive_seed
 from llmtrain.distributed.parallel import unshard
 from llmtrain.distributed.world import World
-from llmtrain.fault_injection import inject_fault
-from llmtrain.training.model import ModelHandle
-from llmtrain.training.optim import set_schedule
+from llmtrain.training.model_handle import ModelHandle
 from llmtrain.training.random_state import seeded
+from llmtrain.training.schedule import set_schedule
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class StepResult:
     losses: torch.Tensor
     """(micro-batches of this rank,): their shares of the step's mean loss. On the device: reading waits for the GPU."""
     grad_norm: torch.Tensor
+    without_gradient: list[nn.Parameter]
+    """Trained parameters that no loss of this rank's micro-batches depends on."""
 
 
 @dataclass(frozen=True)
@@ -40,30 +43,24 @@ class Stepper:
     optimizer: torch.optim.Optimizer
     world: World
     seed: int
-    max_grad_norm: float | None
-    tick: Callable[[], None]
-    """Called before each micro-batch, to report progress to the watchdog."""
+    config: TrainerSection
+    on_micro_batch: Callable[[int, int, int], None]
+    """Called before each micro-batch with the step, the number of the micro-batch from 1 and how many this rank has."""
 
     @cached_property
     def _trainable(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.module.parameters() if parameter.requires_grad]
 
-    def train_step(
-        self, step: int, lr: float, batches: Sequence[Batch], first_micro: int, counts: TokenCounts
-    ) -> StepResult:
+    def train_step(self, step: int, batches: Sequence[Batch], first_micro: int, counts: TokenCounts) -> StepResult:
         """The step's gradient is the mean over all its target tokens, whichever rank and micro-batch they are in.
         `first_micro` is the index of the first batch within the step."""
-        parallel, uses_dropout = self.model.parallel, self.model.adapter.uses_dropout
+        parallel = self.model.parallel
         losses = []
         for index, batch in enumerate(batches):
-            self.tick()
+            self.on_micro_batch(step + 1, index + 1, len(batches))
             inject_fault("forward", step + 1)
-            # The dropout mask depends only on the position in the run, not on the rank.
-            seed = derive_seed(self.seed, "dropout", step, first_micro + index) if uses_dropout else None
-            with (
-                seeded(seed) if seed is not None else nullcontext(),
-                parallel.micro_step(is_last=index == len(batches) - 1),
-            ):
+            is_last = index == len(batches) - 1
+            with self._dropout(step, first_micro + index), parallel.micro_step(is_last):
                 loss = self.model.loss(batch.to(self.world.device)) / counts.targets
                 if inject_fault("loss", step + 1) == "nan":
                     loss = loss * float("nan")
@@ -71,12 +68,19 @@ class Stepper:
             parallel.after_backward()
             losses.append(loss.detach())
         parallel.finish_gradients()
+        without_gradient = parallel.without_gradient()
         parallel.share_buffers()
         inject_fault("after_backward", step + 1)
-        limit = self.max_grad_norm or float("inf")
+        limit = self.config.max_grad_norm or float("inf")  # without a limit, only measured
         grad_norm = unshard(nn.utils.clip_grad_norm_(self._trainable, limit, foreach=True))
-        set_schedule(self.optimizer, step, lr)
+        set_schedule(self.optimizer, step, self.config)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         inject_fault("after_optimizer", step + 1)
-        return StepResult(torch.stack(losses), grad_norm)
+        return StepResult(torch.stack(losses), grad_norm, without_gradient)
+
+    def _dropout(self, step: int, micro: int) -> AbstractContextManager[None]:
+        """The dropout mask depends only on the position in the run, not on the rank."""
+        if not self.model.adapter.uses_dropout:
+            return nullcontext()
+        return seeded(derive_seed(self.seed, "dropout", step, micro))

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmtrain.config.schema import Config
+from llmtrain.core.files import disk_full, is_full
 from llmtrain.errors import LlmtrainError, TrainingFailed
-from llmtrain.files import disk_full, is_full
 
 _TRANSIENT = (errno.EIO, errno.ESTALE)  # such as an NFS server that is down
 _PERMANENT = (
@@ -24,7 +23,7 @@ _PERMANENT = (
 
 
 @contextmanager
-def explain_storage_errors(config: Config) -> Iterator[None]:
+def explain_storage_errors(root_dir: str) -> Iterator[None]:
     """Turn an OSError of the storage into TrainingFailed (65), which a restart does not fix, or for a transient error
     into a crash, after which platforms restart. Other errors, such as those of the network, pass through."""
     try:
@@ -33,12 +32,13 @@ def explain_storage_errors(config: Config) -> Iterator[None]:
         path = problem.filename2 or problem.filename
         why = problem.strerror or str(problem)
         if is_full(problem):
-            root = Path(config.output.root_dir).expanduser()
-            raise disk_full(root, f"{why} ({path})" if path else why) from None
+            what = f"{why} ({path})" if path else why
+            raise disk_full(Path(root_dir).expanduser(), what) from None
         if problem.errno not in (*_TRANSIENT, *_PERMANENT):
             raise
-        raise (LlmtrainError if problem.errno in _TRANSIENT else TrainingFailed)(
-            f"{path or config.output.root_dir} cannot be read or written: {why}.",
+        error = LlmtrainError if problem.errno in _TRANSIENT else TrainingFailed
+        raise error(
+            f"{path or root_dir} cannot be read or written: {why}.",
             remedy="Check the storage, and that no other file or directory has this name. Then resume the run with "
             "--resume.",
         ) from None

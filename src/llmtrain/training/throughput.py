@@ -1,33 +1,50 @@
 """Training throughput: tokens per second of the step loop alone, and model FLOPs utilization."""
 
-import re
 import resource
 import sys
 import time
+from dataclasses import asdict, dataclass
+from typing import Literal
 
 import torch
 
-# Dense bf16 peak of one GPU in FLOP/s, from the vendors' data sheets.
-_PEAK_FLOPS = {
-    "H200": 989e12,
-    "GH200": 989e12,
-    "H100": 989e12,
-    "B200": 2250e12,
-    "GB200": 2250e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L40": 181e12,
-    "L4": 121e12,
-    "A10": 125e12,
-    "T4": 65e12,
-}
+from llmtrain.core.gpus import gpu_of_device
+from llmtrain.runs.metadata import cpu_name
+
+Activity = Literal["evaluating", "saving"]
+
+
+@dataclass
+class Timing:
+    """Seconds of this start that are not training, for the estimates of later runs."""
+
+    first_step: float | None = None
+    """From the call of the training to the end of the first step: data, model, compilation."""
+    evaluating: float = 0.0
+    evaluations: int = 0
+    saving: float = 0.0
+    """Seconds that the loop waited for its `saves`."""
+    saves: int = 0
+
+    def add(self, activity: Activity, seconds: float) -> None:
+        if activity == "evaluating":
+            self.evaluating += seconds
+            self.evaluations += 1
+        else:
+            self.saving += seconds
+            self.saves += 1
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        values = asdict(self)
+        return {name: round(value, 3) if isinstance(value, float) else value for name, value in values.items()}
 
 
 class Throughput:
     """Times the training steps, without evaluation and saving."""
 
     def __init__(self, device: torch.device, flops_per_token: float, world_size: int) -> None:
-        self._device, self._flops = device, flops_per_token
+        self._device = device
+        self._flops = flops_per_token
         peak = peak_flops(device)
         self._peak = peak * world_size if peak else None
         self._started = time.perf_counter()
@@ -37,7 +54,9 @@ class Throughput:
 
     def restart(self) -> None:
         """Start timing, without counting what has passed since the last reading."""
-        self._started, self._steps, self._tokens = time.perf_counter(), 0, 0
+        self._started = time.perf_counter()
+        self._steps = 0
+        self._tokens = 0
 
     def count_step(self, tokens: int) -> None:
         self._steps += 1
@@ -46,15 +65,18 @@ class Throughput:
     def read(self) -> float | None:
         """Tokens per second since the last reading; None if there was no step. The caller must have waited for the
         device."""
-        now = time.perf_counter()
-        seconds, steps, tokens = now - self._started, self._steps, self._tokens
-        if not steps:
+        if not self._steps:
             return None
+        now = time.perf_counter()
+        seconds = now - self._started
+        rate = self._tokens / seconds
         self._total_seconds += seconds
-        self._total_tokens += tokens
-        self._started, self._steps, self._tokens = now, 0, 0
-        self._seconds_per_step = seconds / steps
-        return tokens / seconds
+        self._total_tokens += self._tokens
+        self._seconds_per_step = seconds / self._steps
+        self._started = now
+        self._steps = 0
+        self._tokens = 0
+        return rate
 
     def seconds_left(self, steps: int) -> float | None:
         """Time for this many steps, at the speed of the last reading; before the first one, since the start. None if no
@@ -74,11 +96,18 @@ class Throughput:
         return tokens_per_second * self._flops / self._peak if self._peak else None
 
 
+def device_name(device: torch.device) -> str:
+    """The model of the GPU or the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return cpu_name()
+
+
 def peak_flops(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((flops for model, flops in _PEAK_FLOPS.items() if re.search(rf"\b{model}\b", name)), None)
+    gpu = gpu_of_device(device_name(device))
+    return gpu.bf16_flops if gpu else None
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -1,7 +1,8 @@
 """The watchdog: a thread that writes this rank's heartbeat and ends the process if the run makes no progress.
 
 A rank that hangs leaves the others blocked inside a collective, where their main threads run no Python code. The
-watchdog fires after distributed.timeout_sec, before the collective library would abort, and names the silent rank.
+watchdog fires after distributed.timeout_sec, before the collective library would abort, and names the rank
+that stopped responding.
 """
 
 import threading
@@ -25,14 +26,18 @@ class Watchdog:
         self, folder: Path, world: World, generation: int, timeout_sec: float, starts: Sequence[str] = ()
     ) -> None:
         """`starts` identifies the current start of each pod of the run, see announce_start."""
-        self._folder, self._world, self._timeout_sec, self._starts = folder, world, timeout_sec, starts
+        self._folder = folder
+        self._world = world
+        self._timeout_sec = timeout_sec
+        self._starts = starts
         self._heartbeat = Heartbeat(folder, world.rank, generation)
         self._step = self._progress = 0
         self._ticked_at = time.monotonic()
         self._longest_gap = 0.0  # between two recent ticks
         self._replacement: tuple[int, str] | None = None  # (node_rank, start) of a pod that started again
         self._ignored: tuple[int, str] | None = None
-        self._replaced_at, self._replaced_step = 0.0, 0
+        self._replaced_at = 0.0
+        self._replaced_step = 0
         self._earlier_beats: dict[int, Beat] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -87,7 +92,9 @@ class Watchdog:
         if start is None or start == self._ignored:
             return
         if start != self._replacement:
-            self._replacement, self._replaced_at, self._replaced_step = start, now, self._step
+            self._replacement = start
+            self._replaced_at = now
+            self._replaced_step = self._step
         elif self._step > self._replaced_step + 1:
             self._ignored = start
         elif now - max(self._replaced_at, self._ticked_at) > max(MIN_STALL_SEC, 2 * self._longest_gap):
@@ -115,15 +122,15 @@ class Watchdog:
         earlier = self._earlier_beats
         silent = [r for r in others if r not in now or now[r].get("beat") == earlier.get(r, {}).get("beat")]
         if silent:
-            return silent, "; ".join(_describe(r, now.get(r), "has gone silent") for r in silent)
+            return silent, "; ".join(_describe(r, now.get(r), "stopped sending heartbeats") for r in silent)
         lowest = min(now[r]["progress"] for r in others)
         behind = [r for r in others if now[r]["progress"] == lowest < self._progress]
         if behind:
-            return behind, "; ".join(_describe(r, now[r], "answers but is stuck") for r in behind)
+            return behind, "; ".join(_describe(r, now[r], "sends heartbeats but makes no progress") for r in behind)
         return [], "every rank sends heartbeats, but none makes progress"
 
 
 def _describe(rank: int, beat: Beat | None, what: str) -> str:
     if beat is None:
-        return f"rank {rank} {what} (it never sent a heartbeat)"
+        return f"rank {rank} never sent a heartbeat"
     return f"rank {rank} {what} (pid {beat['pid']} on {beat['host']}, last seen at step {beat['step']})"

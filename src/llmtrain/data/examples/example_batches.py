@@ -1,7 +1,8 @@
 """Batches of examples: several per sequence (packed), or one per sequence, padded to the longest.
 
 An epoch is a whole number of steps. Its last step is filled up with samples without loss, so every example occurs
-exactly once per epoch, and the examples of micro-batch n depend on nothing but n and the seed.
+exactly once per epoch, and the examples of micro-batch n depend only on n and the seed. Their order is decided
+by ExampleBatches._order_of; that of windows of running text by data/sampler.py.
 """
 
 from dataclasses import dataclass, field
@@ -9,17 +10,67 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from llmtrain.data.batches import IGNORE_INDEX, Batch, EvalBatches, TrainBatches, check_vocabulary, evenly_spaced
-from llmtrain.data.examples.packing import Bins, Indexes, one_per_bin, pack
-from llmtrain.data.examples.selection import Selection
-from llmtrain.data.sampler import derive_seed, permute
-from llmtrain.data.store.example_store import ExampleStore
+from llmtrain.core.seeds import derive_seed
+from llmtrain.core.targets import IGNORE_INDEX
+from llmtrain.data.batches import Batch, EvalBatches, TrainBatches, check_vocabulary, evenly_spaced
+from llmtrain.data.examples.selection import Indexes, Selection
+from llmtrain.data.sampler import permute
+from llmtrain.data.store.example_store import ExampleStore, SourceFile
 
 SORT_POOL = 64
 """Micro-batches whose examples are sorted by length together: enough for little padding, few enough to mix well."""
 LENGTH_MULTIPLE = 16
 """Unpacked sequences are padded to a multiple: fast kernels, and few shapes to compile."""
 NO_SAMPLE = -1
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Items of bin b: items[borders[b] : borders[b + 1]]."""
+
+    items: Indexes
+    borders: Indexes
+
+    def __len__(self) -> int:
+        return len(self.borders) - 1
+
+    def __getitem__(self, number: int) -> Indexes:
+        return self.items[self.borders[number] : self.borders[number + 1]]
+
+
+def pack(lengths: Indexes, capacity: int) -> Bins:
+    """Assign each item to one bin, best fit decreasing; no bin's total length exceeds the capacity. 1 <= length <=
+    capacity. A bit set of the free capacities finds the best bin in constant time, so a million examples take a few
+    seconds."""
+    order = np.argsort(-lengths, kind="stable")
+    bin_of = np.empty(len(order), dtype=np.int64)
+    bins_by_free: list[list[int]] = [[] for _ in range(capacity + 1)]  # free capacity -> bin numbers
+    free_bits = 0  # bit c: some bin has c free
+    count = 0  # of bins
+    for index, length in enumerate(lengths[order].tolist()):
+        fitting = free_bits >> length
+        if fitting:
+            free = length + (fitting & -fitting).bit_length() - 1  # the lowest set bit: the smallest that fits
+            number = bins_by_free[free].pop()
+            if not bins_by_free[free]:
+                free_bits ^= 1 << free
+        else:
+            free = capacity
+            number = count
+            count += 1
+        bin_of[index] = number
+        remaining = free - length
+        if remaining:
+            bins_by_free[remaining].append(number)
+            free_bits |= 1 << remaining
+    by_bin = np.argsort(bin_of, kind="stable")
+    borders = np.searchsorted(bin_of[by_bin], np.arange(count + 1))
+    return Bins(order[by_bin], borders.astype(np.int64))
+
+
+def one_per_bin(count: int) -> Bins:
+    """Every item in its own bin."""
+    return Bins(np.arange(count, dtype=np.int64), np.arange(count + 1, dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -43,33 +94,36 @@ class Samples:
 
     def examples(self, samples: Indexes) -> list[int]:
         """Indexes in the store of the examples of these samples."""
-        return [int(self.selection.examples[i]) for sample in samples if sample != NO_SAMPLE for i in self.bins[sample]]
+        examples: list[int] = []
+        for sample in samples[samples != NO_SAMPLE]:
+            examples += self.selection.examples[self.bins[sample]].tolist()
+        return examples
 
     def batch(self, samples: Indexes, first_sample: int) -> Batch:
         """A batch of these samples; NO_SAMPLE becomes a sequence without loss."""
-        width = self._width(samples)
-        inputs = np.zeros((len(samples), width), dtype=np.int64)
+        width = self.width(samples)
+        inputs = np.zeros((len(samples), width), dtype=np.int64)  # (B, T)
         targets = np.full((len(samples), width), IGNORE_INDEX, dtype=np.int64)
-        positions = np.zeros((len(samples), width), dtype=np.int64) if self.packed else None
+        positions = np.zeros((len(samples), width), dtype=np.int64)
         token_count = max_id = 0
         for index, sample in enumerate(samples):
-            position = 0
-            for item in self.bins[sample] if sample != NO_SAMPLE else ():
+            position = 0  # where the next example of this sequence begins
+            items = () if sample == NO_SAMPLE else self.bins[sample]
+            for item in items:
                 length = int(self.selection.lengths[item])
                 start = int(self.store.spans[self.selection.examples[item], 0])
                 ids = self.store.tokens[start : start + length + 1]
                 max_id = max(max_id, int(ids.max()))
-                inputs[index, position : position + length] = ids[:-1]
-                is_target = self.store.answers[start + 1 : start + length + 1] != 0
-                targets[index, position : position + length] = (
-                    ids[1:] if self.train_on_prompt else np.where(is_target, ids[1:].astype(np.int64), IGNORE_INDEX)
-                )
-                if positions is not None:
-                    positions[index, position : position + length] = np.arange(length)
+                place = slice(position, position + length)
+                inputs[index, place] = ids[:-1]
+                targets[index, place] = ids[1:]
+                if not self.train_on_prompt:
+                    is_prompt = self.store.answers[start + 1 : start + length + 1] == 0
+                    targets[index, place][is_prompt] = IGNORE_INDEX
+                positions[index, place] = np.arange(length)
                 position += length
             token_count += position
-            if positions is not None:
-                positions[index, position:] = np.arange(width - position)
+            positions[index, position:] = np.arange(width - position)  # the padding is an example of its own
         check_vocabulary(max_id, self.vocab_size, self.store.path)
         return Batch(
             torch.from_numpy(inputs),
@@ -77,10 +131,11 @@ class Samples:
             int((targets != IGNORE_INDEX).sum()),
             first_sample,
             token_count,
-            None if positions is None else torch.from_numpy(positions),
+            torch.from_numpy(positions) if self.packed else None,
         )
 
-    def _width(self, samples: Indexes) -> int:
+    def width(self, samples: Indexes) -> int:
+        """Length of the sequences of a batch of these samples."""
         if self.packed:
             return self.block_size
         real = samples[samples != NO_SAMPLE]  # unpacked: sample i is example i of the selection
@@ -91,7 +146,8 @@ class Samples:
 class ExampleBatches(TrainBatches):
     def __init__(self, samples: Samples, micro_batch_size: int, micro_batches: int, seed: int) -> None:
         super().__init__(micro_batch_size, micro_batches)
-        self.samples, self.seed = samples, seed
+        self.samples = samples
+        self.seed = seed
         self._order: tuple[int, Indexes] | None = None  # (epoch, order) of the last epoch: a cache
 
     @property
@@ -115,6 +171,9 @@ class ExampleBatches(TrainBatches):
     def __getitem__(self, number: int) -> Batch:
         return self.samples.batch(self._samples_of(number), number * self.size)
 
+    def first_shape(self) -> tuple[int, int]:
+        return self.size, self.samples.width(self._samples_of(0))
+
     def describe_samples(self, step: int) -> str:
         numbers = range((step - 1) * self.micro_batches, step * self.micro_batches)
         examples = self.samples.examples(np.concatenate([self._samples_of(number) for number in numbers]))
@@ -124,13 +183,18 @@ class ExampleBatches(TrainBatches):
         epoch, index = divmod(number, self.steps_in_epoch * self.micro_batches)
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, self._order_of(epoch)
-        return self._order[1][index * self.size : (index + 1) * self.size]
+        samples = self._order[1][index * self.size : (index + 1) * self.size]
+        if not len(samples):  # the rest of the last step
+            return np.full(self.size, NO_SAMPLE, dtype=np.int64)
+        return samples
 
     def _order_of(self, epoch: int) -> Indexes:
-        """All samples of an epoch in order, followed by NO_SAMPLE up to a whole number of steps."""
+        """All samples of an epoch in order, followed by NO_SAMPLE up to a whole number of micro-batches. The rest of
+        the last step, which may be large, has no samples either. The order of windows of text is in data/sampler.py."""
         count = len(self.samples)
         order = permute(np.arange(count), count, derive_seed(self.seed, "rows", epoch))
-        filled = np.full(self.steps_in_epoch * self.micro_batches * self.size, NO_SAMPLE, dtype=np.int64)
+        real = -(-count // self.size)  # micro-batches with examples
+        filled = np.full(real * self.size, NO_SAMPLE, dtype=np.int64)
         filled[:count] = order
         if self.samples.packed:
             return filled
@@ -140,38 +204,47 @@ class ExampleBatches(TrainBatches):
             part = order[first : first + pool]
             filled[first : first + len(part)] = part[np.argsort(lengths[part], kind="stable")]
         # Shuffle only micro-batches with examples: the empty ones stay in the last step.
-        real = -(-count // self.size)
         shuffled = permute(np.arange(real), real, derive_seed(self.seed, "micro-batches", epoch))
-        by_micro_batch = filled.reshape(-1, self.size)
-        by_micro_batch[:real] = by_micro_batch[shuffled]
-        return by_micro_batch.reshape(-1)
+        return filled.reshape(-1, self.size)[shuffled].reshape(-1)
 
 
 class ExampleEvalBatches(EvalBatches):
     """All examples in a fixed order, packed or sorted by length; with a limit, evenly spaced batches of it."""
 
     def __init__(self, samples: Samples, micro_batch_size: int, limit: int | None = None) -> None:
-        self.samples, self.size = samples, micro_batch_size
+        self.samples = samples
+        self.size = micro_batch_size
         count = len(samples)
         batches = -(-count // micro_batch_size)
         self._order = np.full(batches * micro_batch_size, NO_SAMPLE, dtype=np.int64)
-        self._order[:count] = (
-            np.arange(count) if samples.packed else np.argsort(samples.selection.lengths, kind="stable")
-        )
+        self._order[:count] = np.arange(count)
+        if not samples.packed:
+            self._order[:count] = np.argsort(samples.selection.lengths, kind="stable")
         self._chosen = evenly_spaced(batches, limit)
 
     def __len__(self) -> int:
         return len(self._chosen)
 
     def __getitem__(self, index: int) -> Batch:
+        return self.samples.batch(self._samples_of(index), int(self._chosen[index]) * self.size)
+
+    def largest_shape(self) -> tuple[int, int]:
+        """The last one: the examples are sorted by length, or packed."""
+        return self.size, self.samples.width(self._samples_of(-1))
+
+    def _samples_of(self, index: int) -> Indexes:
         first = int(self._chosen[index]) * self.size
-        return self.samples.batch(self._order[first : first + self.size], first)
+        return self._order[first : first + self.size]
 
 
 def _locations(store: ExampleStore, examples: list[int], limit: int = 3) -> str:
     """`train.jsonl lines 4, 17, 230, ...`"""
-    lines: dict[str, list[str]] = {}
-    for file, line in map(store.location, examples[:limit]):
-        lines.setdefault(file, []).append(str(line))
-    text = "; ".join(f"{file} line{'s' * (len(some) > 1)} {', '.join(some)}" for file, some in lines.items())
+    numbers: dict[SourceFile, list[str]] = {}
+    for file, number in map(store.location, examples[:limit]):
+        numbers.setdefault(file, []).append(str(number))
+    parts = []
+    for file, some in numbers.items():
+        unit = f"{file.unit}s" if len(some) > 1 else file.unit
+        parts.append(f"{file.name} {unit} {', '.join(some)}")
+    text = "; ".join(parts)
     return f"{text}, ..." if len(examples) > limit else text

@@ -2,11 +2,14 @@
 
 ShareGPT             {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}
 prompt, completion   {"prompt": ..., "completion": ...}: text, or in a chat file lists of messages
+
+Preference pairs, {"prompt": ..., "chosen": ..., "rejected": ...}, are recognized too, to say what to do with them.
 """
 
 from typing import Any, NamedTuple
 
-from llmtrain.data.types import BadExample
+from llmtrain.data.records.base import BadRecord
+from llmtrain.data.records.usable import field_names
 
 _SHAREGPT_ROLES = {
     "assistant": "assistant",
@@ -29,6 +32,7 @@ _FIELD_PAIRS = (
     ("input", "output"),
     ("query", "response"),
 )
+_PROMPT_FIELDS = ("prompt", "instruction", "question", "input", "query")
 
 
 class Recognized(NamedTuple):
@@ -41,18 +45,33 @@ class Recognized(NamedTuple):
 
 def recognize(record: dict[str, Any]) -> Recognized | None:
     """The data section that reads examples such as this one; None if that is unclear."""
-    if any(isinstance(record.get(name), list) for name in ("messages", "conversations", "prompt")):
+    has_messages = any(isinstance(record.get(name), list) for name in ("messages", "conversations"))
+    if has_messages or (isinstance(record.get("prompt"), list) and "completion" in record):
         return Recognized("chat_jsonl", {})
     pair = field_pair(record)
     if pair is None:
         return None
-    is_automatic = pair in _FIELD_PAIRS[:2]
-    return Recognized("instruct_jsonl", {} if is_automatic else {"instruction_field": pair[0], "output_field": pair[1]})
+    if pair in _FIELD_PAIRS[:2]:  # instruct_jsonl finds these automatically
+        return Recognized("instruct_jsonl", {})
+    return Recognized("instruct_jsonl", {"instruction_field": pair[0], "output_field": pair[1]})
+
+
+def texts_of(record: dict[str, Any], found: Recognized) -> list[str]:
+    """The texts that prompt and answers of an example consist of."""
+    if found.kind == "chat_jsonl":
+        messages = messages_of(record)
+        contents = [message.get("content") for message in messages if isinstance(message, dict)]
+        return [content for content in contents if isinstance(content, str)]
+    names = {*(field_pair(record) or ()), "input"}
+    return [record[name] for name in sorted(names) if isinstance(record.get(name), str)]
 
 
 def field_pair(record: dict[str, Any]) -> tuple[str, str] | None:
     """The fields that hold instruction and answer, by the names that datasets use for them."""
-    return next((pair for pair in _FIELD_PAIRS if all(isinstance(record.get(name), str) for name in pair)), None)
+    for instruction, output in _FIELD_PAIRS:
+        if isinstance(record.get(instruction), str) and isinstance(record.get(output), str):
+            return instruction, output
+    return None
 
 
 def messages_of(record: dict[str, Any]) -> Any:
@@ -61,22 +80,22 @@ def messages_of(record: dict[str, Any]) -> Any:
         return record["messages"]
     if "conversations" in record:
         turns = record["conversations"]
-        return [_from_sharegpt(turn) for turn in turns] if isinstance(turns, list) else turns
+        if not isinstance(turns, list):
+            return turns
+        return [_from_sharegpt(turn) for turn in turns]
     if "prompt" in record and "completion" in record:
         return [*_as_messages(record["prompt"], "user"), *_as_messages(record["completion"], "assistant")]
-    fields = ", ".join(map(repr, sorted(record))) or "no fields"
+    refuse_preference_pair(record)
     pair = field_pair(record)
-    raise BadExample(
-        f"field 'messages' is missing; the example has {fields}",
-        "Set data.name to instruct_jsonl"
-        + (
-            f", data.instruction_field to {pair[0]} and data.output_field to {pair[1]}."
-            if pair not in _FIELD_PAIRS[:2]
-            else "."
+    if pair is None:
+        remedy = "A chat example has messages, conversations (ShareGPT), or prompt and completion."
+    elif pair in _FIELD_PAIRS[:2]:
+        remedy = "Set data.name to instruct_jsonl."
+    else:
+        remedy = (
+            f"Set data.name to instruct_jsonl, data.instruction_field to {pair[0]} and data.output_field to {pair[1]}."
         )
-        if pair
-        else "A chat example has messages, conversations (ShareGPT), or prompt and completion.",
-    )
+    raise BadRecord(f"field 'messages' is missing; the example has {field_names(record)}", remedy)
 
 
 def _from_sharegpt(turn: Any) -> Any:
@@ -84,8 +103,38 @@ def _from_sharegpt(turn: Any) -> Any:
     if not isinstance(turn, dict) or "role" in turn or "from" not in turn:
         return turn
     role = turn["from"]
-    return {"role": _SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role, "content": turn.get("value")}
+    if isinstance(role, str):  # else it is refused later, with its place
+        role = _SHAREGPT_ROLES.get(role, role)
+    return {"role": role, "content": turn.get("value")}
 
 
 def _as_messages(value: Any, role: str) -> list[Any]:
     return value if isinstance(value, list) else [{"role": role, "content": value}]
+
+
+def refuse_preference_pair(record: dict[str, Any]) -> None:
+    """Raise BadRecord, with how to train on the chosen answers, if the example has two answers to choose from."""
+    if "chosen" in record and "rejected" in record:
+        raise BadRecord(
+            "this is a preference pair ('chosen' and 'rejected'), but supervised training needs one answer",
+            f"Preference tuning is not available. {_chosen_as_answer(record)}",
+        )
+
+
+def _chosen_as_answer(record: dict[str, Any]) -> str:
+    chosen = record["chosen"]
+    prompt = next((name for name in _PROMPT_FIELDS if isinstance(record.get(name), str)), None)
+    if isinstance(chosen, str) and prompt:
+        return (
+            "To train on the chosen answers, set data.name to instruct_jsonl, "
+            f"data.instruction_field to {prompt} and data.output_field to chosen."
+        )
+    if not isinstance(chosen, list):
+        return 'To train on the chosen answers, write each as {"prompt": ..., "completion": ...}.'
+    first = chosen[0] if chosen else None
+    is_answer_only = isinstance(first, dict) and first.get("role") == "assistant" and "prompt" in record
+    fields = "{prompt, completion: .chosen}" if is_answer_only else "{messages: .chosen}"
+    return (
+        "To train on the chosen answers, set data.name to chat_jsonl and rename the fields, in JSON lines with: "
+        f"jq -c '{fields}' pairs.jsonl > examples.jsonl"
+    )

@@ -1,12 +1,14 @@
-"""`instruct_jsonl`: instruction, optional input, and output, one JSON object each."""
+"""`instruct_jsonl`: instruction, optional input, and output, one record each."""
 
 from typing import Any
 
 from llmtrain.config.data import InstructJsonlSection
-from llmtrain.data.examples.formats import field_pair, recognize
-from llmtrain.data.examples.json_examples import JsonExamples, text_of
+from llmtrain.data.examples.formats import field_pair, recognize, refuse_preference_pair
+from llmtrain.data.examples.json_examples import JsonExamples
 from llmtrain.data.examples.prompts import conversation, plain_prompt
-from llmtrain.data.types import BadExample, Segment
+from llmtrain.data.records.base import BadRecord
+from llmtrain.data.records.usable import field_names, text_of
+from llmtrain.data.text_and_examples import Segment
 
 
 class InstructJsonl(JsonExamples):
@@ -17,7 +19,7 @@ class InstructJsonl(JsonExamples):
         return {**super().identity(), "fields": [config.instruction_field, config.input_field, config.output_field]}
 
     def segments(self, record: dict[str, Any]) -> list[Segment]:
-        record = self._own_names(record)
+        record = self._with_configured_names(record)
         instruction = self._field(record, "instruction")
         answer = self._field(record, "output")
         value = record.get(self.config.input_field)
@@ -29,7 +31,7 @@ class InstructJsonl(JsonExamples):
             self.template, [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         )
 
-    def _own_names(self, record: dict[str, Any]) -> dict[str, Any]:
+    def _with_configured_names(self, record: dict[str, Any]) -> dict[str, Any]:
         """An example with `prompt` and `completion` under the configured names, unless it has those."""
         config = self.config
         names = {config.instruction_field: "prompt", config.output_field: "completion"}
@@ -40,12 +42,14 @@ class InstructJsonl(JsonExamples):
     def _field(self, record: dict[str, Any], which: str) -> str:
         name = getattr(self.config, f"{which}_field")
         if name not in record:
-            fields = ", ".join(map(repr, sorted(record))) or "no fields"
-            raise BadExample(f"field '{name}' is missing; the example has {fields}", _mapping(record, which))
+            refuse_preference_pair(record)
+            raise BadRecord(
+                f"field '{name}' is missing; the example has {field_names(record)}", _mapping(record, which)
+            )
         what = f"the answer, field '{name}'," if which == "output" else f"field '{name}'"
         text = text_of(record[name], what)
         if not text.strip():
-            raise BadExample(f"{what} is empty")
+            raise BadRecord(f"{what} is empty")
         return text
 
 

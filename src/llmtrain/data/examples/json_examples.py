@@ -1,4 +1,5 @@
-"""Examples from JSON lines or from the datasets library: the common part of `instruct_jsonl` and `chat_jsonl`."""
+"""Examples from a file of records or from the datasets library: the common part of `instruct_jsonl` and
+`chat_jsonl`."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
@@ -9,17 +10,16 @@ from typing import Any, Literal
 
 from llmtrain.config.data import ChatJsonlSection, InstructJsonlSection
 from llmtrain.data.base import ExampleData
-from llmtrain.data.examples.json_lines import Line, count_lines, find_file, read_json_lines
 from llmtrain.data.examples.prompts import adds_special_tokens, choose_format
 from llmtrain.data.hf_datasets import load_split, training_count
+from llmtrain.data.records.base import Record, RecordFile
+from llmtrain.data.records.open_file import find_file, open_records
+from llmtrain.data.records.usable import UsableRecords, check_no_nul
 from llmtrain.data.text.reader import files_identity
+from llmtrain.data.text_and_examples import Example, Segment, Split
 from llmtrain.data.tokenizers.chat_template import ChatTemplate
 from llmtrain.data.tokenizers.load import tokenizer_dir
-from llmtrain.data.types import BadExample, Example, Segment, Split
 from llmtrain.errors import DataError
-from llmtrain.logs import warn_once
-
-SKIP_REMEDY = "Set data.on_bad_example to skip to drop such examples."
 
 
 class JsonExamples(ExampleData):
@@ -27,11 +27,11 @@ class JsonExamples(ExampleData):
 
     def __init__(self, config: InstructJsonlSection | ChatJsonlSection, seed: int) -> None:
         super().__init__(config, seed)
-        self._warned: set[tuple[str, str]] = set()
+        self._records = UsableRecords(config.on_bad_example, "data.on_bad_example", "example")
 
     @abstractmethod
     def segments(self, record: dict[str, Any]) -> list[Segment]:
-        """The prompts and answers of a JSON object; raises BadExample if it cannot be used."""
+        """The prompts and answers of a record; raises BadRecord if it cannot be used."""
 
     @cached_property
     def format(self) -> Literal["chat", "plain"]:
@@ -59,14 +59,16 @@ class JsonExamples(ExampleData):
     def examples(self, split: Split) -> Iterator[Example]:
         name = self._file(split)
         if name:
-            return self._usable(name, self._held_out(split, read_json_lines(self._path(split), name)))
+            file = open_records(self._path(split), name)
+            return self._usable(name, file.unit, self._held_out(split, file))
         dataset = load_split(self.config, split)
         source = f"{self.config.dataset_name} ({split})"
-        return self._usable(source, (Line(number, dict(record)) for number, record in enumerate(dataset, 1)))
+        return self._usable(source, "row", (Record(number, dict(row)) for number, row in enumerate(dataset, 1)))
 
     def examples_of_file(self, name: str) -> Iterator[Example]:
         """All examples of another file, in the format of this config."""
-        return self._usable(name, read_json_lines(find_file(name, "examples"), name))
+        file = open_records(find_file(name, "examples"), name)
+        return self._usable(name, file.unit, file.read())
 
     @property
     def _has_val(self) -> bool:
@@ -74,68 +76,46 @@ class JsonExamples(ExampleData):
 
     def _file(self, split: Split) -> str | None:
         """The file of a split; None if it comes from the datasets library."""
-        return self.config.val_file if split == "val" and self._has_val else self.config.train_file
+        if split == "val" and self._has_val:
+            return self.config.val_file
+        return self.config.train_file
 
     def _path(self, split: Split) -> Path:
         name = self._file(split)
         assert name
-        return find_file(name, "data.val_file" if split == "val" and self._has_val else "data.train_file")
+        is_val_file = split == "val" and self._has_val
+        return find_file(name, "data.val_file" if is_val_file else "data.train_file")
 
     def _source_identity(self, split: Split) -> Any:
         if self._file(split):
             return files_identity([self._path(split)], self.cache_dir)
         return load_split(self.config, split)._fingerprint  # changes with the content on the hub
 
-    def _held_out(self, split: Split, lines: Iterator[Line]) -> Iterator[Line]:
+    def _held_out(self, split: Split, file: RecordFile) -> Iterator[Record]:
         """Without a validation file, hold out the last val_fraction of the training examples, at least one."""
-        name = self._file(split)
-        if self._has_val or not name:
-            return lines
-        count = count_lines(self._path(split), name)
+        if self._has_val:
+            return file.read()
+        count = file.count()
         if count == 1:
-            next(self._usable(name, lines))  # an example that cannot be used is reported first
+            next(self._usable(file.name, file.unit, file.read()))  # an example that cannot be used is reported first
             raise DataError(
-                f"{name} has a single example, so none can be held out for validation.", remedy="Set data.val_file."
+                f"{file.name} has a single example, so none can be held out for validation.",
+                remedy="Set data.val_file.",
             )
         border = training_count(count, self.config)
-        return islice(lines, border) if split == "train" else islice(lines, border, None)
+        if split == "train":
+            return islice(file.read(), border)
+        return islice(file.read(), border, None)
 
-    def _usable(self, source: str, lines: Iterable[Line]) -> Iterator[Example]:
+    def _usable(self, source: str, unit: str, records: Iterable[Record]) -> Iterator[Example]:
         is_plain = self.format == "plain"
         begins_special = is_plain and adds_special_tokens(self.config)
-        count, dropped, first = 0, 0, ""
-        for line in lines:
-            count += 1
-            try:
-                if isinstance(line.value, BadExample):
-                    raise line.value
-                segments = self.segments(line.value)
-                if self.tokenizer_spec == "byte" and any("\0" in segment.text for segment in segments):
-                    raise BadExample("contains a NUL character, the byte tokenizer's end of text")
-                yield Example(segments, source, line.number, begins_special, ends_text=is_plain)
-            except BadExample as bad:
-                if self.config.on_bad_example == "error":
-                    raise DataError(
-                        f"{source}, line {line.number}: {bad.reason}.",
-                        remedy=f"{bad.remedy or 'Fix the example.'} {SKIP_REMEDY}",
-                    ) from None
-                dropped += 1
-                first = first or f"line {line.number}: {bad.reason}"
-        if not count:
-            raise DataError(f"{source} has no examples.")
-        if dropped == count:
-            raise DataError(f"{source}: none of the {count:,} examples can be used; the first is {first}.")
-        if dropped and (source, first) not in self._warned:
-            self._warned.add((source, first))
-            warn_once("DATA", f"{dropped:,} of {count:,} examples of {source} were dropped; the first is {first}")
+        for number, segments in self._records.convert(source, unit, records, self._checked_segments):
+            yield Example(segments, source, number, begins_special, ends_text=is_plain, unit=unit)
 
-
-def text_of(value: object, what: str) -> str:
-    """The value, checked to be text that can be tokenized."""
-    if not isinstance(value, str):
-        raise BadExample(f"{what} must be text, got {value!r:.60}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise BadExample(f"{what} contains an unpaired surrogate") from None
-    return value
+    def _checked_segments(self, record: dict[str, Any]) -> list[Segment]:
+        segments = self.segments(record)
+        if self.tokenizer_spec == "byte":
+            for segment in segments:
+                check_no_nul(segment.text)
+        return segments

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Literal
 
 from llmtrain.config.data import ChatJsonlSection, DataSection, InstructJsonlSection
+from llmtrain.data.records.base import BadRecord
+from llmtrain.data.text_and_examples import Segment
 from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.data.tokenizers.chat_template import ChatTemplate, Message, has_chat_template
-from llmtrain.data.types import BadExample, Segment
 from llmtrain.errors import DataError, UsageError
 
 __all__ = ["choose_format", "conversation", "has_chat_template", "plain_prompt", "prompt_prefix", "prompt_text"]
@@ -21,12 +22,13 @@ def choose_format(config: DataSection, tokenizer_dir: Path | None) -> Literal["c
         return "chat"
     if requested == "auto":
         return "plain"
-    what = "data.name is chat_jsonl" if config.name == "chat_jsonl" else "data.prompt_format is chat"
-    raise UsageError(
-        f"{what}, but the tokenizer {tokenizer_dir or config.tokenizer or 'byte'} has no chat template.",
-        remedy="Set data.tokenizer to a directory with a chat_template.jinja"
-        + ("." if config.name == "chat_jsonl" else ", or data.prompt_format to plain."),
-    )
+    what = "data.prompt_format is chat"
+    remedy = "Set data.tokenizer to a directory with a chat_template.jinja, or data.prompt_format to plain."
+    if config.name == "chat_jsonl":
+        what = "data.name is chat_jsonl"
+        remedy = "Set data.tokenizer to a directory with a chat_template.jinja."
+    tokenizer = tokenizer_dir or config.tokenizer or "byte"
+    raise UsageError(f"{what}, but the tokenizer {tokenizer} has no chat template.", remedy=remedy)
 
 
 def conversation(template: ChatTemplate, messages: list[Message]) -> list[Segment]:
@@ -43,7 +45,7 @@ def conversation(template: ChatTemplate, messages: list[Message]) -> list[Segmen
         prompt = template.render(messages[:index], add_generation_prompt=True)
         full = template.render(messages[: index + 1], add_generation_prompt=False)
         if not prompt.startswith(text) or not full.startswith(prompt):
-            raise BadExample(
+            raise BadRecord(
                 f"the chat template rewrites earlier turns when message {index + 1} is added, "
                 "so the prompt of each answer is ambiguous",
                 "Use examples with one answer each, or another chat template.",
@@ -65,14 +67,16 @@ def prompt_text(config: DataSection, tokenizer_dir: Path | None, messages: list[
     assert tokenizer_dir
     try:
         return ChatTemplate(tokenizer_dir).render(messages, add_generation_prompt=True)
-    except BadExample as problem:
+    except BadRecord as problem:
         raise DataError(f"Cannot build the prompt: {problem.reason}.", remedy=problem.remedy) from None
 
 
 def prompt_prefix(config: DataSection, tokenizer_dir: Path | None, tokenizer: Tokenizer) -> list[int]:
     """Ids before such a prompt, as in training. A chat template writes its own."""
     is_plain = choose_format(config, tokenizer_dir) == "plain"
-    return tokenizer.prefix_ids() if is_plain and adds_special_tokens(config) else []
+    if is_plain and adds_special_tokens(config):
+        return tokenizer.prefix_ids()
+    return []
 
 
 def adds_special_tokens(config: DataSection) -> bool:
@@ -81,4 +85,6 @@ def adds_special_tokens(config: DataSection) -> bool:
 
 def _plain_turn(message: Message) -> str:
     content = str(message["content"])
-    return plain_prompt(content) if message["role"] == "user" else f"{content}\n\n"
+    if message["role"] == "user":
+        return plain_prompt(content)
+    return f"{content}\n\n"

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from llmtrain.config.data import ExampleBatchesSection
+from llmtrain.core.logs import warn_once
 from llmtrain.data.store.example_store import ExampleStore
 from llmtrain.errors import DataError
-from llmtrain.logs import warn_once
 
 EXAMPLES_AT_ONCE = 1 << 16
 Indexes = npt.NDArray[np.int64]
@@ -54,19 +54,23 @@ def _count_targets(store: ExampleStore, kept: Indexes) -> Indexes:
     counts = np.zeros(len(kept), dtype=np.int64)
     for first in range(0, len(kept), EXAMPLES_AT_ONCE):
         part = slice(first, first + EXAMPLES_AT_ONCE)
-        starts, ends = store.spans[part, 0], store.spans[part, 1]
+        starts = store.spans[part, 0]
+        ends = store.spans[part, 1]
         cumulative = np.concatenate([[0], np.cumsum(store.answers[starts[0] : ends[-1]], dtype=np.int64)])
-        first_target, end_target = np.minimum(starts + 1, ends), starts + 1 + kept[part]
+        first_target = np.minimum(starts + 1, ends)  # the first token is never a target
+        end_target = starts + 1 + kept[part]
         counts[part] = cumulative[end_target - starts[0]] - cumulative[first_target - starts[0]]
     return counts
 
 
 def _too_long(store: ExampleStore, block_size: int, label: str, lengths: Indexes, is_long: Mask) -> DataError:
-    example, others = int(np.flatnonzero(is_long)[0]), int(is_long.sum()) - 1
-    file, line = store.location(example)
+    example = int(np.flatnonzero(is_long)[0])
+    file, number = store.location(example)
+    others = int(is_long.sum()) - 1
+    more = f"; {others:,} more {label} examples are too long" if others else ""
     return DataError(
-        f"{file}, line {line}: the example has {lengths[example]:,} tokens, more than model.block_size {block_size}"
-        + (f"; {others:,} more {label} examples are too long." if others else "."),
+        f"{file.name}, {file.unit} {number}: the example has {lengths[example]:,} tokens, more than model.block_size "
+        f"{block_size}{more}.",
         remedy=f"Raise model.block_size (the longest example needs {lengths.max()}), "
         "or set data.truncation to right or skip.",
     )
@@ -75,4 +79,5 @@ def _too_long(store: ExampleStore, block_size: int, label: str, lengths: Indexes
 def _warn_count(mask: Mask, label: str, what: str) -> None:
     count = int(mask.sum())
     if count:
-        warn_once("DATA", f"{count:,} of {len(mask):,} {label} examples {'was' if count == 1 else 'were'} {what}")
+        verb = "was" if count == 1 else "were"
+        warn_once("DATA", f"{count:,} of {len(mask):,} {label} examples {verb} {what}")

@@ -19,17 +19,19 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from llmtrain.content_hash import stamp
+from llmtrain.compat.run_files import lacks_checksums
+from llmtrain.core.files import file_sha256, fsync_dir, is_full, is_there, read_json, write_json
+from llmtrain.core.logs import log, warn
+from llmtrain.data.content_hash import stamp
+from llmtrain.data.text_and_examples import SPLITS, Split
 from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.data.tokenizers.load import load_saved_tokenizer
-from llmtrain.data.types import SPLITS, Split
 from llmtrain.errors import DataError, UsageError
-from llmtrain.files import file_sha256, fsync_dir, is_full, is_there, read_json, write_json
-from llmtrain.logs import log, warn
 
 FORMAT_VERSION = 2
 LOCK_TIMEOUT_SEC = 24 * 3600
-META, VERIFIED = "meta.json", "verified.json"
+META = "meta.json"
+VERIFIED = "verified.json"
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Written:
     count: int
     """Number of tokens."""
     sha256: str
-    """Of the data, without where it came from."""
+    """Hash of the data, without its origin."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What is needed to open the files."""
 
@@ -70,7 +72,9 @@ class StoreDirectory:
             is_complete = bool(stamps) and all(stamps[name][0] == size for name, size in self.meta["sizes"].items())
         except (OSError, KeyError, TypeError, AttributeError):
             return None
-        return stamps if is_complete and self.meta.get("meta_sha256") == _meta_sha256(self.meta) else None
+        if not is_complete or self.meta.get("meta_sha256") != _meta_sha256(self.meta):
+            return None
+        return stamps
 
 
 def open_or_build(
@@ -100,12 +104,10 @@ def open_or_build(
             f"Another process has held the lock of {path} for a day.", remedy="Stop it, or set data.cache_dir."
         ) from None
     except OSError as problem:
-        raise DataError(
-            f"Cannot write tokens to {cache_dir}: {problem.strerror or problem}.",
-            remedy="Free disk space, or set data.cache_dir to another disk."
-            if is_full(problem)
-            else "Set data.cache_dir to another directory.",
-        ) from None
+        remedy = "Set data.cache_dir to another directory."
+        if is_full(problem):
+            remedy = "Free disk space, or set data.cache_dir to another disk."
+        raise DataError(f"Cannot write tokens to {cache_dir}: {problem.strerror or problem}.", remedy=remedy) from None
 
 
 def _open(path: Path) -> StoreDirectory:
@@ -117,7 +119,9 @@ def _open_verified(path: Path) -> StoreDirectory | None:
     """The store if its files are unchanged since they were verified."""
     store = _open(path)
     stamps = store.stamps()
-    return store if stamps is not None and stamps == read_json(path / VERIFIED) else None
+    if stamps is None or stamps != read_json(path / VERIFIED):
+        return None
+    return store
 
 
 def _verify(path: Path) -> StoreDirectory | None:
@@ -126,10 +130,12 @@ def _verify(path: Path) -> StoreDirectory | None:
         return None
     store = _open(path)
     stamps = store.stamps()  # before hashing: a concurrent change is detected at the next start
-    if "sha256" not in store.meta and "sizes" in store.meta:
+    if lacks_checksums(store.meta):
         log("DATA", f"token store {path} was written by an earlier version without checksums; rebuilding it")
         return None
-    damage = next(_damage(store), None) if stamps is not None else "a file is missing or has the wrong size"
+    damage: str | None = "a file is missing or has the wrong size"
+    if stamps is not None:
+        damage = next(_damage(store), None)
     if damage:
         warn("DATA", f"token store {path} is damaged ({damage}); rebuilding it")
         return None

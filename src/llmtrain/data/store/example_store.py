@@ -2,7 +2,7 @@
 
 <split>.bin           tokens of all examples, concatenated
 <split>.answers.bin   one byte per token: 1 if it is part of an answer
-<split>.rows.bin      int64 (examples, 4): start, end, index of the source file, line
+<split>.rows.bin      int64 (examples, 4): start, end, index of the source file, number in it
 """
 
 import hashlib
@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from llmtrain.compat.run_files import source_units
+from llmtrain.core.text import plural
 from llmtrain.data.store.directory import StoreDirectory, Write, Written
 from llmtrain.data.store.token_store import TokenizeProgress, in_groups, map_array, smallest_dtype
+from llmtrain.data.text_and_examples import Example, Split
 from llmtrain.data.tokenizers.base import Ids, Tokenizer
-from llmtrain.data.types import Example, Split
 from llmtrain.errors import DataError
-from llmtrain.text import plural
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,15 @@ class ExampleStore:
     """The file of the tokens; for a store in memory, the file the examples were read from."""
     tokens: npt.NDArray[Any]
     answers: npt.NDArray[np.uint8]
-    spans: npt.NDArray[np.int64]  # (examples, 4): start, end, index of the source file, line
-    files: tuple[str, ...]
+    spans: npt.NDArray[np.int64]  # (examples, 4): start, end, index of the source file, number in it
+    files: tuple["SourceFile", ...]
     is_mapped: bool = True
 
     @classmethod
     def open(cls, directory: StoreDirectory, split: Split) -> "ExampleStore":
         facts = directory.facts(split)
-        return _open_examples(directory.path, split, facts["dtype"], tuple(facts["files"]))
+        files = tuple(map(SourceFile, facts["files"], source_units(facts)))
+        return _open_examples(directory.path, split, facts["dtype"], files)
 
     @classmethod
     def from_examples(cls, examples: Iterable[Example], tokenizer: Tokenizer, threads: int) -> "ExampleStore":
@@ -51,11 +53,11 @@ class ExampleStore:
         files = SourceFiles()
         lengths = np.array([len(example.ids) for example in encoded], dtype=np.int64)
         ends = np.cumsum(lengths)
-        locations = np.array([(files.index(example.source), example.line) for example in encoded], dtype=np.int64)
+        locations = np.array([(files.index(example.file), example.line) for example in encoded], dtype=np.int64)
         spans = np.column_stack([ends - lengths, ends, locations])
         tokens = np.concatenate([example.ids for example in encoded])
         answers = np.concatenate([example.answers for example in encoded])
-        return cls(Path(files.names[0]), tokens, answers, spans, tuple(files.names), is_mapped=False)
+        return cls(Path(files.in_order[0].name), tokens, answers, spans, files.in_order, is_mapped=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -68,8 +70,8 @@ class ExampleStore:
     def lengths(self) -> npt.NDArray[np.int64]:
         return self.spans[:, 1] - self.spans[:, 0]
 
-    def location(self, example: int) -> tuple[str, int]:
-        """Source file and line of an example."""
+    def location(self, example: int) -> tuple["SourceFile", int]:
+        """Source file of an example, and its number there."""
         return self.files[self.spans[example, 2]], int(self.spans[example, 3])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -79,25 +81,32 @@ class ExampleStore:
         return ExampleStore, (self.path, self.tokens, self.answers, self.spans, self.files, False)
 
 
-def _open_examples(directory: Path, split: str, dtype: str, files: tuple[str, ...]) -> ExampleStore:
+def _open_examples(directory: Path, split: str, dtype: str, files: tuple["SourceFile", ...]) -> ExampleStore:
     spans = map_array(directory / f"{split}.rows.bin", "<i8").reshape(-1, 4)
     answers = map_array(directory / f"{split}.answers.bin", "|u1")
     path = directory / f"{split}.bin"
     return ExampleStore(path, map_array(path, dtype), answers, spans, files)
 
 
+class SourceFile(NamedTuple):
+    name: str
+    """The name as the user wrote it."""
+    unit: str
+    """What the numbers of its examples count: `line`, `row` or `record`."""
+
+
 class SourceFiles:
-    """Names of source files with their indexes, in order of first use."""
+    """Source files with their indexes, in order of first use."""
 
     def __init__(self) -> None:
-        self._indexes: dict[str, int] = {}
+        self._indexes: dict[SourceFile, int] = {}
 
-    def index(self, name: str) -> int:
-        return self._indexes.setdefault(name, len(self._indexes))
+    def index(self, file: SourceFile) -> int:
+        return self._indexes.setdefault(file, len(self._indexes))
 
     @property
-    def names(self) -> list[str]:
-        return list(self._indexes)
+    def in_order(self) -> tuple[SourceFile, ...]:
+        return tuple(self._indexes)
 
 
 def example_writer(examples: Callable[[Split], Iterable[Example]], threads: int) -> Write:
@@ -106,7 +115,9 @@ def example_writer(examples: Callable[[Split], Iterable[Example]], threads: int)
     def write(directory: Path, split: Split, tokenizer: Tokenizer) -> Written:
         dtype = smallest_dtype(tokenizer.vocab_size)
         # The digest does not cover source files and lines: the same examples from elsewhere are the same data.
-        digest, files, progress = hashlib.sha256(), SourceFiles(), TokenizeProgress(f"{split} examples")
+        digest = hashlib.sha256()
+        files = SourceFiles()
+        progress = TokenizeProgress(f"{split} examples")
         position = count = 0
         with ExitStack() as stack:
             tokens, answers, spans = (
@@ -114,19 +125,23 @@ def example_writer(examples: Callable[[Split], Iterable[Example]], threads: int)
             )
             for example in _encode(examples(split), tokenizer, dtype, threads, progress):
                 end = position + len(example.ids)
-                span = np.array([position, end, files.index(example.source), example.line], dtype="<i8")
+                span = np.array([position, end, files.index(example.file), example.line], dtype="<i8")
                 for file, data in ((tokens, example.ids), (answers, example.answers), (spans, span)):
                     file.write(data.tobytes())
                 for data in (example.ids, example.answers, span[:2]):
                     digest.update(data.tobytes())
-                position, count = end, count + 1
+                position = end
+                count += 1
             for file in (tokens, answers, spans):
                 file.flush()
                 os.fsync(file.fileno())
         if not count:
-            raise DataError(f"There are no {'training' if split == 'train' else 'validation'} examples.")
+            label = "training" if split == "train" else "validation"
+            raise DataError(f"There are no {label} examples.")
         progress.finish(position, f" of {plural(count, 'example')}")
-        return Written(position, digest.hexdigest(), {"dtype": np.dtype(dtype).str, "files": files.names})
+        names, units = zip(*files.in_order, strict=True)
+        facts = {"dtype": np.dtype(dtype).str, "files": list(names), "units": list(units)}
+        return Written(position, digest.hexdigest(), facts)
 
     return write
 
@@ -134,7 +149,7 @@ def example_writer(examples: Callable[[Split], Iterable[Example]], threads: int)
 class EncodedExample(NamedTuple):
     ids: Ids
     answers: npt.NDArray[np.uint8]
-    source: str
+    file: SourceFile
     line: int
 
 
@@ -149,18 +164,22 @@ def _encode(
     prefix = np.array(tokenizer.prefix_ids(), dtype)
     end = np.array([] if tokenizer.end_of_text is None else [tokenizer.end_of_text], dtype)
     for group in in_groups(examples, _characters):
-        texts = [segment.text for example in group for segment in example.segments]
+        texts: list[str] = []
+        for example in group:
+            texts += [segment.text for segment in example.segments]
         encoded = iter(tokenizer.encode_many(texts, threads))
         for example in group:
-            parts = [(prefix, False)] if example.begins_special else []
-            parts += [(next(encoded).astype(dtype, copy=False), segment.is_answer) for segment in example.segments]
-            parts += [(end, True)] if example.ends_text else []
+            parts = []
+            if example.begins_special:
+                parts.append((prefix, False))
+            for segment in example.segments:
+                parts.append((next(encoded).astype(dtype, copy=False), segment.is_answer))
+            if example.ends_text:
+                parts.append((end, True))
             ids = np.concatenate([part for part, _ in parts])
-            answers = np.repeat(
-                np.array([is_answer for _, is_answer in parts], np.uint8), [len(part) for part, _ in parts]
-            )
+            answers = np.concatenate([np.full(len(part), is_answer, np.uint8) for part, is_answer in parts])
             progress.characters += _characters(example)
-            yield EncodedExample(ids, answers, example.source, example.line)
+            yield EncodedExample(ids, answers, SourceFile(example.source, example.unit), example.line)
         progress.log()
 
 

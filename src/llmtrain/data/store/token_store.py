@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from llmtrain.core.logs import log
+from llmtrain.core.progress import detail
 from llmtrain.data.store.directory import StoreDirectory, Write, Written
+from llmtrain.data.text_and_examples import Split, TextChunk
 from llmtrain.data.tokenizers.base import Tokenizer
-from llmtrain.data.types import Split, TextChunk
 from llmtrain.errors import DataError
-from llmtrain.logs import log
-from llmtrain.progress import detail
 
 GROUP_CHARACTERS = 4 << 20  # per call of the tokenizer
 PROGRESS_SEC = 2.0
@@ -58,12 +58,10 @@ def text_writer(chunks: Callable[[Split], Iterable[TextChunk]], threads: int) ->
         dtype = smallest_dtype(tokenizer.vocab_size)
         written = write_tokens(directory / f"{split}.bin", chunks(split), tokenizer, dtype, threads, split)
         if not written.count:
-            raise DataError(
-                f"The {'training' if split == 'train' else 'validation'} text is empty.",
-                remedy="Check data.files, data.val_files and data.val_fraction."
-                if split == "train"
-                else "Add more text, or raise data.val_fraction.",
-            )
+            if split == "train":
+                remedy = "Check data.files, data.val_files and data.val_fraction."
+                raise DataError("The training text is empty.", remedy=remedy)
+            raise DataError("The validation text is empty.", remedy="Add more text, or raise data.val_fraction.")
         return written
 
     return write
@@ -78,7 +76,8 @@ def write_tokens(
     label: str,
 ) -> Written:
     """Tokenize chunks into one file, in groups, so that memory does not grow with the text."""
-    digest, count = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    count = 0
     progress = TokenizeProgress(label)
     separator = np.array([tokenizer.end_of_text], dtype) if tokenizer.end_of_text is not None else None
     with path.open("wb") as file:
@@ -112,7 +111,9 @@ class TokenizeProgress:
     def log(self) -> None:
         now = time.monotonic()
         rate = self.characters / 1e6 / max(1e-3, now - self._started)
-        text = f"tokenizing {self._label}: {self.characters / 1e6:.0f} M characters, {rate:.1f} M/s"
+        text = f"tokenizing {self._label}: {self.characters:,} characters"
+        if self.characters >= 1e6:
+            text = f"tokenizing {self._label}: {self.characters / 1e6:.0f} M characters, {rate:.1f} M/s"
         if not detail(text) and now - self._logged > PROGRESS_SEC:
             self._logged = now
             log("DATA", text)
@@ -132,7 +133,8 @@ def in_groups(items: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator
         size += size_of(item)
         if size >= GROUP_CHARACTERS:
             yield group
-            group, size = [], 0
+            group = []
+            size = 0
     if group:
         yield group
 

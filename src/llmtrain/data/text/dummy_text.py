@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmtrain.data.base import TextData
-from llmtrain.data.types import Split, TextChunk
+from llmtrain.data.text_and_examples import Split, TextChunk
 
 _SENTENCES = {"train": 4000, "val": 400}
 _SUBJECTS = ("the pod", "a node", "one rank", "the trainer", "my cluster", "every step")

@@ -11,7 +11,7 @@ from llmtrain.config.data import HfTextSection
 from llmtrain.data.base import TextData
 from llmtrain.data.hf_datasets import call_datasets, hold_out, load_split
 from llmtrain.data.text.reader import expand_files, files_identity
-from llmtrain.data.types import Split, TextChunk
+from llmtrain.data.text_and_examples import Split, TextChunk
 from llmtrain.errors import DataError
 
 _BUILDERS = {".txt": "text", ".text": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
@@ -68,9 +68,12 @@ class HFText(TextData):
 
     def _load_files(self, datasets: Any, split: Split, cache: str) -> Any:
         config = self.config
-        held_out = not config.val_files
-        patterns, field = (config.files, "files") if split == "train" or held_out else (config.val_files, "val_files")
-        files = expand_files(patterns, f"data.{field}")
+        field = "files"
+        names = config.files
+        if split == "val" and config.val_files:
+            field = "val_files"
+            names = config.val_files
+        files = expand_files(names, f"data.{field}")
         builders = {_BUILDERS.get(path.suffix) for path in files}
         builder = builders.pop()
         if builders or builder is None:
@@ -78,10 +81,12 @@ class HFText(TextData):
                 f"data.{field}: all files must have the same format, got {sorted({p.suffix for p in files})}.",
                 known=_BUILDERS,
             )
-        options = {"keep_linebreaks": True, "encoding": "utf-8-sig"} if builder == "text" else {}
+        options: dict[str, Any] = {}
+        if builder == "text":
+            options = {"keep_linebreaks": True, "encoding": "utf-8-sig"}
         # The library's own cache key is path and modification time only.
         cache = f"{cache}/{files_identity(files, self.cache_dir)[:20]}"
         rows = datasets.load_dataset(
             builder, data_files=[str(path) for path in files], split="train", cache_dir=cache, **options
         )
-        return hold_out(rows, config, split) if held_out else rows
+        return rows if config.val_files else hold_out(rows, config, split)

@@ -11,7 +11,7 @@ from typing import Any
 
 from llmtrain.config.data import PythonStdlibSection
 from llmtrain.data.base import TextData
-from llmtrain.data.types import Split, TextChunk
+from llmtrain.data.text_and_examples import Split, TextChunk
 from llmtrain.errors import DataError
 
 _EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}

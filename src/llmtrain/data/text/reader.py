@@ -9,9 +9,9 @@ import glob
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from llmtrain.content_hash import files_sha256
+from llmtrain.data.content_hash import files_sha256
+from llmtrain.data.text_and_examples import TextChunk
 from llmtrain.data.tokenizers.split import last_split_point
-from llmtrain.data.types import TextChunk
 from llmtrain.errors import DataError
 
 BLOCK_BYTES = 1 << 20
@@ -28,7 +28,7 @@ def expand_files(patterns: Iterable[str], field: str) -> list[Path]:
         if not matches:
             raise DataError(
                 f"{field}: no file matches {pattern}.",
-                remedy="Relative paths start at the current working directory.",
+                remedy=f"Relative paths start at the current directory, {Path.cwd()}.",
             )
         files += [path for path in matches if path not in files]
     if not any(path.stat().st_size for path in files):
@@ -45,11 +45,19 @@ def files_identity(files: Sequence[Path], cache_dir: Path) -> str:
 
 
 def read_chunks(path: Path) -> Iterator[TextChunk]:
-    """The file as one document, in chunks of about a megabyte."""
-    buffer, split = "", 0
-    for text in _read_text(path):
+    """The file as one document."""
+    return split_document(read_blocks(path))
+
+
+def split_document(parts: Iterable[str]) -> Iterator[TextChunk]:
+    """A document that comes in parts of about a megabyte, in chunks of that size."""
+    buffer = ""
+    split = 0
+    for text in parts:
         buffer += text
-        split = last_split_point(buffer) or (len(buffer) if len(buffer) > MAX_CHUNK_CHARACTERS else 0)
+        split = last_split_point(buffer)
+        if not split and len(buffer) > MAX_CHUNK_CHARACTERS:  # one endless word: memory comes before its ids
+            split = len(buffer)
         if split:
             yield TextChunk(buffer[:split], ends_document=False)
             buffer = buffer[split:]
@@ -57,7 +65,8 @@ def read_chunks(path: Path) -> Iterator[TextChunk]:
         yield TextChunk(buffer, ends_document=True)
 
 
-def _read_text(path: Path) -> Iterator[str]:
+def read_blocks(path: Path) -> Iterator[str]:
+    """The text in blocks of about a megabyte."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = lines = 0
     try:

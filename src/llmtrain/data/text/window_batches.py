@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from llmtrain.data.batches import IGNORE_INDEX, Batch, EvalBatches, TrainBatches, check_vocabulary, evenly_spaced
+from llmtrain.core.targets import IGNORE_INDEX
+from llmtrain.data.batches import Batch, EvalBatches, TrainBatches, check_vocabulary, evenly_spaced
 from llmtrain.data.sampler import Positions, WindowSampler
 from llmtrain.data.store.token_store import TokenStore
 from llmtrain.errors import DataError
@@ -17,13 +18,18 @@ class WindowBatches(TrainBatches):
     ) -> None:
         super().__init__(micro_batch_size, micro_batches)
         check_length(store, block_size, "training")
-        self.store, self.block_size, self.vocab_size = store, block_size, vocab_size
+        self.store = store
+        self.block_size = block_size
+        self.vocab_size = vocab_size
         self.sampler = WindowSampler(len(store), block_size, seed)
 
     def __getitem__(self, number: int) -> Batch:
         first = number * self.size
         starts = self.sampler.starts(first, self.size)
         return _windows(self.store, starts, self.block_size, self.vocab_size, first)
+
+    def first_shape(self) -> tuple[int, int]:
+        return self.size, self.block_size
 
     def steps_in(self, epochs: int) -> int:
         return -(-epochs * self.sampler.windows // (self.size * self.micro_batches))
@@ -52,7 +58,10 @@ class WindowEvalBatches(EvalBatches):
         limit: int | None = None,
     ) -> None:
         check_length(store, block_size, "validation")
-        self.store, self.block_size, self.size, self.vocab_size = store, block_size, micro_batch_size, vocab_size
+        self.store = store
+        self.block_size = block_size
+        self.size = micro_batch_size
+        self.vocab_size = vocab_size
         self._windows = (len(store) - 1) // block_size
         self._chosen = evenly_spaced(-(-self._windows // micro_batch_size), limit)
 
@@ -65,13 +74,15 @@ class WindowEvalBatches(EvalBatches):
         batch = _windows(self.store, indexes * self.block_size, self.block_size, self.vocab_size, first)
         return _pad(batch, self.size)
 
+    def largest_shape(self) -> tuple[int, int]:
+        return self.size, self.block_size
 
-def check_length(store: TokenStore, block_size: int, label: str, may_shrink: bool = True) -> None:
+
+def check_length(store: TokenStore, block_size: int, label: str) -> None:
     if len(store) < block_size + 1:
-        lower = f"Lower model.block_size to at most {max(1, len(store) - 1)}, or add" if may_shrink else "Add"
         raise DataError(
             f"The {label} text has {len(store)} tokens; model.block_size {block_size} needs at least {block_size + 1}.",
-            remedy=f"{lower} more text.",
+            remedy=f"Lower model.block_size to at most {max(1, len(store) - 1)}, or add more text.",
         )
 
 

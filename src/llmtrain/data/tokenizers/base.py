@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmtrain.files import read_json, write_json
+from llmtrain.core.files import read_json, write_json
 
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 TokenBytes = npt.NDArray[np.int64]
@@ -64,15 +64,18 @@ class Tokenizer(ABC):
         self.save(directory)
         tokenizer = self._to_tokenizers()
         tokenizer.save(str(directory / TOKENIZER_FILE))
-        end_of_text = None if self.end_of_text is None else tokenizer.id_to_token(self.end_of_text)
-        values = {
-            **({"bos_token": end_of_text, "eos_token": end_of_text} if end_of_text is not None else {}),
-            **(read_json(directory / TOKENIZER_CONFIG) or {}),
+        values: dict[str, Any] = {}
+        if self.end_of_text is not None and (name := tokenizer.id_to_token(self.end_of_text)) is not None:
+            values = {"bos_token": name, "eos_token": name}
+        values |= read_json(directory / TOKENIZER_CONFIG) or {}
+        values |= {
             "tokenizer_class": GENERIC_CLASS,
             "model_max_length": context_length,
             "clean_up_tokenization_spaces": False,
         }
-        write_json(directory / TOKENIZER_CONFIG, {key: values[key] for key in values if key not in _ADDS_TOKENS})
+        for key in _ADDS_TOKENS:  # `encode` does not add them
+            values.pop(key, None)
+        write_json(directory / TOKENIZER_CONFIG, values)
 
     @abstractmethod
     def _to_tokenizers(self) -> Any:

@@ -30,10 +30,12 @@ def byte_level_tokenizer(
 
 def merges_of(ranks: Mapping[bytes, int]) -> list[tuple[str, str]]:
     """The merges of a BPE whose token ids are in the order of its merges, as tiktoken's are."""
-    return [
-        (as_characters(left), as_characters(right))
-        for left, right in (_last_merge(token, rank, ranks) for token, rank in ranks.items() if len(token) > 1)
-    ]
+    merges = []
+    for token, rank in ranks.items():
+        if len(token) > 1:
+            left, right = _last_merge(token, rank, ranks)
+            merges.append((as_characters(left), as_characters(right)))
+    return merges
 
 
 def _last_merge(token: bytes, rank: int, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes]:

@@ -48,8 +48,9 @@ class CharTokenizer(Tokenizer):
 
     def _shown(self) -> str:
         """The vocabulary, for messages."""
-        rest = f" and {self.vocab_size - MAX_SHOWN} more" if self.vocab_size > MAX_SHOWN else ""
-        return f"{self._characters[:MAX_SHOWN]!r}{rest}"
+        if self.vocab_size <= MAX_SHOWN:
+            return repr(self._characters)
+        return f"{self._characters[:MAX_SHOWN]!r} and {self.vocab_size - MAX_SHOWN} more"
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self._characters[i] for i in ids)

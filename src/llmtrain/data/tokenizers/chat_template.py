@@ -5,11 +5,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from llmtrain.data.types import BadExample
+from llmtrain.core.files import read_json
+from llmtrain.core.install import install_command
+from llmtrain.core.logs import warn
+from llmtrain.core.text import one_line
+from llmtrain.data.records.base import BadRecord
 from llmtrain.errors import DataError, UsageError
-from llmtrain.files import read_json
-from llmtrain.logs import warn
-from llmtrain.text import one_line
 
 Message = dict[str, Any]
 ROLES = ("system", "user", "assistant", "tool")
@@ -55,7 +56,7 @@ class ChatTemplate:
                 )
             )
         except Exception as problem:  # a template is code and can raise anything
-            raise BadExample(f"the chat template rejects the conversation: {_one_line(problem)}") from None
+            raise BadRecord(f"the chat template rejects the conversation: {_one_line(problem)}") from None
 
 
 @lru_cache(maxsize=2)
@@ -64,7 +65,7 @@ def _load(tokenizer_dir: Path, identity: str | None) -> Any:  # noqa: ARG001 (a 
         from transformers import AutoTokenizer
     except ImportError:
         raise UsageError(
-            "A chat template requires transformers, which is not installed.", remedy="pip install 'llmtrain[hf]'"
+            "A chat template requires transformers, which is not installed.", remedy=install_command("hf")
         ) from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_dir), local_files_only=True, trust_remote_code=False)

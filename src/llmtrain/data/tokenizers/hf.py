@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from llmtrain.core.files import read_json, write_json
 from llmtrain.data.tokenizers.base import TOKENIZER_CONFIG, TOKENIZER_FILE, Ids, TokenBytes, Tokenizer
 from llmtrain.data.tokenizers.split import split_words
 from llmtrain.errors import DataError
-from llmtrain.files import read_json, write_json
 
 _WORD_CACHE_SIZE = 1_000_000
 # Without these, transformers would open a saved directory with another chat template or other special tokens.
@@ -40,9 +40,12 @@ class HFTokenizer(Tokenizer):
         eos_token = (read_json(self._directory / TOKENIZER_CONFIG) or {}).get("eos_token")
         if isinstance(eos_token, dict):
             eos_token = eos_token.get("content")
-        names = ([eos_token] if eos_token else []) + list(_END_OF_TEXT_NAMES)
-        ids = (self._tokenizer.token_to_id(name) for name in names)
-        return next((i for i in ids if i is not None), None)
+        names = [eos_token, *_END_OF_TEXT_NAMES] if eos_token else _END_OF_TEXT_NAMES
+        for name in names:
+            token = self._tokenizer.token_to_id(name)
+            if token is not None:
+                return int(token)
+        return None
 
     def encode(self, text: str) -> Ids:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32)

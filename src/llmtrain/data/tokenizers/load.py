@@ -5,13 +5,14 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from llmtrain.compat.run_files import is_tokenizer_hash
+from llmtrain.core.files import read_json
 from llmtrain.data.tokenizers.base import DESCRIPTION, Tokenizer
 from llmtrain.data.tokenizers.byte import ByteTokenizer
 from llmtrain.data.tokenizers.char import CharTokenizer
 from llmtrain.data.tokenizers.gpt2 import GPT2Tokenizer
 from llmtrain.data.tokenizers.hf import HFTokenizer
 from llmtrain.errors import DataError, UsageError
-from llmtrain.files import read_json
 
 BUILT_IN = ("byte", "char", "gpt2")
 
@@ -55,7 +56,7 @@ def load_saved_tokenizer(directory: Path) -> Tokenizer:
         tokenizer = HFTokenizer(directory)
     else:
         tokenizer = load_tokenizer(str(description.get("kind")))
-    if description.get("sha256") not in (None, tokenizer.sha256()):  # None: saved by an earlier version
+    if not is_tokenizer_hash(description.get("sha256"), tokenizer.sha256()):
         raise DataError(
             f"The tokenizer in {directory} was modified after it was saved: its vocabulary has changed.",
             remedy="Restore its files from a backup.",

@@ -41,7 +41,8 @@ def receive_archive(size: int, digest: str) -> None:
     """Unpack a tar archive from standard input. Existing files are replaced atomically."""
     check_disk_space(size)
     with tempfile.TemporaryFile() as file:
-        sha256, remaining = hashlib.sha256(), size
+        sha256 = hashlib.sha256()
+        remaining = size
         while remaining:
             block = sys.stdin.buffer.read(min(remaining, 2**20))
             if not block:
@@ -156,7 +157,8 @@ def processes() -> "dict[int, tuple[str, int, int]]":
 
 
 def descendants(process: int) -> "set[int]":
-    table, family = processes(), {process}
+    table = processes()
+    family = {process}
     while more := {child for child, (_, parent, _) in table.items() if parent in family} - family:
         family |= more
     return family - {process}
@@ -287,7 +289,7 @@ def log(text: str) -> None:
 
 
 def main(words: "list[str]") -> int:
-    command, rest = words[0], words[1:]
+    command, *rest = words
     if command == "hold":
         return Holder().hold()
     if command == "take":

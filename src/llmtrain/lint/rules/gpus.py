@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
+from llmtrain.core.text import plural
 from llmtrain.lint.container_command import Container
 from llmtrain.lint.manifests import Pod, Workload
 from llmtrain.lint.rules.rule import Match, all_pods, rule, shorten, training_pods
 from llmtrain.lint.yaml_nodes import Node
-from llmtrain.text import plural
 
 
 @rule(
@@ -14,17 +14,22 @@ from llmtrain.text import plural
     "error",
     "GPUs (or other extended resources) in requests without the same limit",
     why="The API server rejects the pod: extended resources cannot be overcommitted, so both must be equal.",
-    fix="Set them in limits; requests default to the limits.",
+    remedy="Set them in limits; requests default to the limits.",
     over=all_pods,
 )
 def gpu_without_limit(pod: Pod) -> Iterator[Match]:
     for container in pod.all_containers:
         limits = dict(container.resources.get("limits").items())
         for name, amount in container.resources.get("requests").items():
-            limit = limits.get(name)
-            if not _is_extended(name) or (limit is not None and limit.number in (None, amount.number)):
+            if not _is_extended(name):
                 continue
-            problem = "has no limit" if limit is None else f"has the limit {limit.number}"
+            limit = limits.get(name)
+            if limit is None:
+                problem = "has no limit"
+            elif limit.number not in (None, amount.number):
+                problem = f"has the limit {limit.number}"
+            else:
+                continue
             yield Match(amount, f"container {shorten(container.name)}: {shorten(name)} in requests {problem}")
 
 
@@ -37,7 +42,7 @@ def _is_extended(resource: str) -> bool:
     "error",
     "more processes per pod than GPUs",
     why="Each process uses the GPU of its local rank; the ones beyond the last GPU fail (invalid device ordinal).",
-    fix="Request as many GPUs as processes, or use --nproc-per-node=gpu.",
+    remedy="Request as many GPUs as processes, or use --nproc-per-node=gpu.",
     over=training_pods,
 )
 def more_processes_than_gpus(pod: Pod) -> Iterator[Match]:
@@ -51,7 +56,7 @@ def more_processes_than_gpus(pod: Pod) -> Iterator[Match]:
     "warning",
     "fewer processes per pod than GPUs",
     why="A process uses one GPU; the others are allocated and idle.",
-    fix="Start one process per GPU (--nproc-per-node=gpu), or request fewer GPUs.",
+    remedy="Start one process per GPU (--nproc-per-node=gpu), or request fewer GPUs.",
     over=training_pods,
 )
 def idle_gpus(pod: Pod) -> Iterator[Match]:
@@ -69,8 +74,10 @@ def _processes_and_gpus(pod: Pod) -> Iterator[tuple[int, int, Match]]:
         found = _processes(pod, container)
         if gpus is not None and found is not None:
             processes, what, node, line = found
-            has_gpus = f"container {shorten(container.name)} has" if container.name else "the pod has"
-            yield processes, gpus, Match(node, f"{what}, but {has_gpus} {plural(gpus, 'GPU')}", line)
+            where = "the pod"
+            if container.name:
+                where = f"container {shorten(container.name)}"
+            yield processes, gpus, Match(node, f"{what}, but {where} has {plural(gpus, 'GPU')}", line)
 
 
 def _is_decided_elsewhere(pod: Pod) -> bool:
@@ -89,21 +96,33 @@ def _gpus_of_runtime(pod: Pod) -> int | None:
     """GPUs in the runtime of a TrainJob that does not set its own."""
     if pod.is_complete or pod.workload.runtime is None:
         return None
-    containers = [container for one in pod.workload.runtime.pods for container in one.containers]
-    return next((container.gpus for container in containers if container.gpus), None)
+    for one in pod.workload.runtime.pods:
+        for container in one.containers:
+            if container.gpus:
+                return container.gpus
+    return None
 
 
 def _processes(pod: Pod, container: Container) -> tuple[int, str, Node, int] | None:
     """(number, what sets it, node, line) of the processes that a container starts."""
-    own, field = container.process_setting, pod.workload.processes
-    if own is not None:
-        name = f"--{own.name}" if own.name in container.flags else own.name
-        return None if own.number is None else (own.number, f"{name} is {own.number}", own.node, own.line)
+    setting = container.process_setting
+    if setting is not None:
+        if setting.number is None:
+            return None
+        name = setting.name
+        if name in container.flags:
+            name = f"--{name}"
+        return setting.number, f"{name} is {setting.number}", setting.node, setting.line
+    field = pod.workload.processes
     if field.exists:
-        name = "nprocPerNode" if pod.workload.kind == "PyTorchJob" else "numProcPerNode"
-        return None if field.number is None else (field.number, f"{name} is {field.number}", field, field.line)
+        if field.number is None:
+            return None
+        name = "numProcPerNode"
+        if pod.workload.kind == "PyTorchJob":
+            name = "nprocPerNode"
+        return field.number, f"{name} is {field.number}", field, field.line
     if container.is_torchrun:
-        entry = next((entry for entry in container.entries if "torch" in entry.text), container.node)
+        entry = container.entry_with("torch")
         return 1, "torchrun starts 1 process (--nproc-per-node is unset)", entry, entry.line_of("torch")
     return None
 

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from llmtrain.env import EXIT_CODES
-from llmtrain.lint.manifests import JOBSET_KINDS, Pod
+from llmtrain.core.env import EXIT_CODES
+from llmtrain.lint.kinds import JOBSET_KINDS
+from llmtrain.lint.manifests import Pod
 from llmtrain.lint.rules.rule import (
     Match,
     complete_pods,
@@ -32,24 +33,28 @@ def _job(pod: Pod) -> Node:
     "error",
     "JOB_COMPLETION_INDEX or <job>-0 in a Job that is not Indexed",
     why="Only Indexed Jobs number their pods; otherwise the variable is unset and pod names are random.",
-    fix="Set completionMode: Indexed.",
+    remedy="Set completionMode: Indexed.",
     over=job_pods,
 )
 def job_not_indexed(pod: Pod) -> Iterator[Match]:
     mode = _job(pod).get("completionMode")
-    is_indexed = mode.text == "Indexed" or (not mode.exists and pod.workload.kind in JOBSET_KINDS)
-    pod_name = re.compile(rf"{re.escape(pod.workload.name)}-\d+(?:\.|$)")
-    is_used = any(_uses_index(container.node) for container in pod.all_containers) or any(
-        pod_name.match(host) for host, _, _ in pod.endpoints
-    )
-    if not is_indexed and is_used:
+    # A JobSet sets Indexed where the mode is unset.
+    if mode.text == "Indexed" or (not mode.exists and pod.workload.kind in JOBSET_KINDS):
+        return
+    if _has_index_in_name(pod) or any(_uses_index(container.node) for container in pod.all_containers):
         yield Match(mode, f"completionMode is {mode.text or 'unset (NonIndexed)'}")
 
 
+def _has_index_in_name(pod: Pod) -> bool:
+    pod_name = re.compile(rf"{re.escape(pod.workload.name)}-\d+(?:\.|$)")
+    return any(pod_name.match(host) for host, _, _ in pod.endpoints)
+
+
 def _uses_index(container: Node) -> bool:
-    texts = [entry.text for part in ("command", "args") for entry in container.get(part)]
-    for row in container.get("env"):
-        texts += [row.get("value").text, row.get("valueFrom", "fieldRef", "fieldPath").text]
+    texts = [entry.text for entry in (*container.get("command"), *container.get("args"))]
+    for variable in container.get("env"):
+        texts.append(variable.get("value").text)
+        texts.append(variable.get("valueFrom", "fieldRef", "fieldPath").text)
     return any("JOB_COMPLETION_INDEX" in text or "job-completion-index" in text for text in texts)
 
 
@@ -58,24 +63,34 @@ def _uses_index(container: Node) -> bool:
     "error",
     "completions and parallelism differ",
     why="All pods of a distributed run must run at the same time; otherwise the first ones wait for the rest forever.",
-    fix="Set both completions and parallelism to the number of pods.",
+    remedy="Set both completions and parallelism to the number of pods.",
     over=training_job_pods,
 )
 def completions_not_parallelism(pod: Pod) -> Iterator[Match]:
     if not pod.is_distributed or pod.workload.kind not in ("Job", "JobSet"):
         return
-    completions, parallelism = _job(pod).get("completions"), _job(pod).get("parallelism")
+    completions = _job(pod).get("completions")
+    parallelism = _job(pod).get("parallelism")
     is_indexed = _job(pod).get("completionMode").text == "Indexed" or pod.workload.kind == "JobSet"
     if not completions.exists and (not is_indexed or not parallelism.exists):
         return
-    counts = [1 if not node.exists else node.number for node in (completions, parallelism)]
-    if None not in counts and counts[0] != counts[1]:
-        where = parallelism if parallelism.exists else completions
-        yield Match(where, f"completions is {_text(completions)}, but parallelism is {_text(parallelism)}")
+    completed = _count(completions)
+    parallel = _count(parallelism)
+    if completed is None or parallel is None or completed == parallel:
+        return
+    where = completions
+    if parallelism.exists:
+        where = parallelism
+    yield Match(
+        where, f"completions is {completions.text or 'unset'}, but parallelism is {parallelism.text or 'unset'}"
+    )
 
 
-def _text(node: Node) -> str:
-    return node.text or "unset"
+def _count(field: Node) -> int | None:
+    """1 is the default of Kubernetes; None if it is not a number, such as a variable of Kustomize."""
+    if not field.exists:
+        return 1
+    return field.number
 
 
 @rule(
@@ -83,7 +98,7 @@ def _text(node: Node) -> str:
     "error",
     "Job without a valid restartPolicy",
     why="The API server rejects the Job: the default is Always, and a Job accepts only Never and OnFailure.",
-    fix="Set restartPolicy: Never (or OnFailure) in the pod template.",
+    remedy="Set restartPolicy: Never (or OnFailure) in the pod template.",
     over=job_pods,
 )
 def job_restart_policy(pod: Pod) -> Iterator[Match]:
@@ -94,8 +109,9 @@ def job_restart_policy(pod: Pod) -> Iterator[Match]:
 
 def _has_valid_restart_policy(pod: Pod) -> bool:
     policy = pod.spec.get("restartPolicy")
-    has_default = pod.workload.kind in JOBSET_KINDS  # OnFailure
-    return policy.text in JOB_RESTART_POLICIES or (has_default and not policy.exists)
+    if not policy.exists:
+        return pod.workload.kind in JOBSET_KINDS  # where the default is OnFailure
+    return policy.text in JOB_RESTART_POLICIES
 
 
 @rule(
@@ -103,7 +119,7 @@ def _has_valid_restart_policy(pod: Pod) -> bool:
     "error",
     "podFailurePolicy with a restartPolicy other than Never",
     why="The API server rejects the Job: the policy does not apply to containers that are restarted in place.",
-    fix="Set restartPolicy: Never in the pod template.",
+    remedy="Set restartPolicy: Never in the pod template.",
     over=training_job_pods,
 )
 def failure_policy_restart(pod: Pod) -> Iterator[Match]:
@@ -118,7 +134,7 @@ def failure_policy_restart(pod: Pod) -> Iterator[Match]:
     "advice",
     "Job without podFailurePolicy",
     why="All failures count the same: evictions use up backoffLimit, and configuration errors are retried.",
-    fix="Add rules: FailJob on exit codes of user errors, Ignore on DisruptionTarget and on exit codes that "
+    remedy="Add rules: FailJob on exit codes of user errors, Ignore on DisruptionTarget and on exit codes that "
     "ask for a restart.",
     over=training_job_pods,
 )
@@ -133,7 +149,7 @@ def no_failure_policy(pod: Pod) -> Iterator[Match]:
     "DisruptionTarget without a status in a JobSet or TrainingRuntime",
     why="In a Job the field has a default, but the CRDs of JobSet and TrainingRuntime require it and reject "
     "the object.",
-    fix='Add status: "True", in quotes.',
+    remedy='Add status: "True", in quotes.',
     over=training_job_pods,
 )
 def disruption_without_status(pod: Pod) -> Iterator[Match]:
@@ -142,7 +158,9 @@ def disruption_without_status(pod: Pod) -> Iterator[Match]:
     for row in _job(pod).get("podFailurePolicy", "rules"):
         for condition in row.get("onPodConditions"):
             if condition.get("type").text == "DisruptionTarget" and condition.get("status").value != "True":
-                problem = 'not the string "True"' if condition.get("status").text else "missing"
+                problem = "missing"
+                if condition.get("status").text:
+                    problem = 'not the string "True"'
                 yield Match(condition.get("type"), f"status of DisruptionTarget is {problem}")
 
 
@@ -151,7 +169,7 @@ def disruption_without_status(pod: Pod) -> Iterator[Match]:
     "error",
     "podReplacementPolicy other than Failed with podFailurePolicy",
     why="The API server rejects the Job: with podFailurePolicy only Failed is allowed.",
-    fix="Set podReplacementPolicy: Failed, or remove it.",
+    remedy="Set podReplacementPolicy: Failed, or remove it.",
     over=training_job_pods,
 )
 def replacement_policy(pod: Pod) -> Iterator[Match]:
@@ -166,7 +184,7 @@ def replacement_policy(pod: Pod) -> Iterator[Match]:
     "backoffLimitPerIndex in synchronous training",
     why="It treats indexes as independent: one that has failed permanently is not replaced, and the others "
     "wait for it.",
-    fix="Use backoffLimit.",
+    remedy="Use backoffLimit.",
     over=multi_node_pods,
 )
 def backoff_per_index(pod: Pod) -> Iterator[Match]:
@@ -179,7 +197,7 @@ def backoff_per_index(pod: Pod) -> Iterator[Match]:
     "warning",
     "successPolicy in synchronous training",
     why="It treats indexes as independent: the other pods are killed as soon as the listed ones have succeeded.",
-    fix="Remove it: the Job succeeds when every pod has. (Elastic training, --nnodes=1:4, may have one.)",
+    remedy="Remove it: the Job succeeds when every pod has. (Elastic training, --nnodes=1:4, may have one.)",
     over=multi_node_pods,
 )
 def success_policy(pod: Pod) -> Iterator[Match]:
@@ -193,13 +211,16 @@ def success_policy(pod: Pod) -> Iterator[Match]:
     "pods of a JobSet or runtime with a restartPolicy other than Never",
     why="Pods of a JobSet default to OnFailure: a crash restarts in place, policies do not see it, and its "
     "log is lost.",
-    fix="Set restartPolicy: Never in the pod template.",
+    remedy="Set restartPolicy: Never in the pod template.",
     over=training_job_pods,
 )
 def jobset_restarts_in_place(pod: Pod) -> Iterator[Match]:
+    if pod.workload.kind not in JOBSET_KINDS or not pod.is_distributed:
+        return
+    if _job(pod).get("podFailurePolicy").exists or not _has_valid_restart_policy(pod):
+        return  # failure-policy-restart and job-restart-policy report it
     policy = pod.spec.get("restartPolicy")
-    is_reported = _job(pod).get("podFailurePolicy").exists or not _has_valid_restart_policy(pod)  # by other rules
-    if pod.workload.kind in JOBSET_KINDS and pod.is_distributed and policy.text != "Never" and not is_reported:
+    if policy.text != "Never":
         yield Match(policy, f"restartPolicy is {shorten(policy.text) or 'unset (OnFailure)'}")
 
 
@@ -208,7 +229,7 @@ def jobset_restarts_in_place(pod: Pod) -> Iterator[Match]:
     "warning",
     "StatefulSet that creates its pods in order",
     why="Pod 1 is created when pod 0 is ready, and with a readiness probe pod 0 is not ready before pod 1 has joined.",
-    fix="Set podManagementPolicy: Parallel.",
+    remedy="Set podManagementPolicy: Parallel.",
     over=multi_node_pods,
 )
 def statefulset_in_order(pod: Pod) -> Iterator[Match]:
@@ -222,7 +243,7 @@ def statefulset_in_order(pod: Pod) -> Iterator[Match]:
     "error",
     "StatefulSet with a restartPolicy other than Always",
     why="The API server rejects it: a StatefulSet always restarts its pods.",
-    fix="Use a Job for work that ends, or remove restartPolicy.",
+    remedy="Use a Job for work that ends, or remove restartPolicy.",
     over=complete_pods,
 )
 def statefulset_restart_policy(pod: Pod) -> Iterator[Match]:
@@ -237,17 +258,22 @@ def statefulset_restart_policy(pod: Pod) -> Iterator[Match]:
     "training in a StatefulSet that does not idle when it is done",
     why="A StatefulSet restarts containers that exit: runs that have finished or failed permanently start "
     "over forever.",
-    fix="Use an Indexed Job, let the program idle when it is done (as `llmtrain node` does), or scale to 0.",
+    remedy="Use an Indexed Job, let the program idle when it is done (as `llmtrain node` does), or scale to 0.",
     over=training_pods,
 )
 def statefulset_never_ends(pod: Pod) -> Iterator[Match]:
-    if pod.workload.kind == "StatefulSet" and any(c.entries for c in pod.containers) and not _idles(pod):
+    # Without a command the program is in the image, and nothing is known about its end.
+    has_command = any(container.entries for container in pod.containers)
+    if pod.workload.kind == "StatefulSet" and has_command and not _idles(pod):
         yield Match(pod.workload.node.get("kind"), f"pods of StatefulSet {pod.workload.name} exit when training ends")
 
 
 def _idles(pod: Pod) -> bool:
-    """Whether its program keeps running when training has ended."""
-    return any(_IDLING.search(c.command_line) or EXIT_CODES in c.variables for c in pod.containers)
+    """Whether its program keeps running when training has ended. `llmtrain node` does if EXIT_CODES is set."""
+    for container in pod.containers:
+        if EXIT_CODES in container.variables or _IDLING.search(container.command_line):
+            return True
+    return False
 
 
 @rule(
@@ -256,7 +282,7 @@ def _idles(pod: Pod) -> bool:
     "training in a Deployment, ReplicaSet or DaemonSet",
     why="It restarts pods that have finished, so training starts over forever, and its pods have random names: none "
     "of them is pod 0.",
-    fix="Use an Indexed Job with a headless Service.",
+    remedy="Use an Indexed Job with a headless Service.",
     over=training_pods,
 )
 def training_in_deployment(pod: Pod) -> Iterator[Match]:
@@ -264,6 +290,24 @@ def training_in_deployment(pod: Pod) -> Iterator[Match]:
         return
     if pod.is_multi_node or (pod.has_training_program and not _idles(pod)):
         yield Match(pod.workload.node.get("kind"), f"{pod.workload.kind} {pod.workload.name} runs training")
+
+
+@rule(
+    "sidecar-keeps-job-alive",
+    "warning",
+    "second container in the pods of a training job",
+    why="A pod ends when all of its containers have: one that serves or ships logs keeps the pod and its GPUs after "
+    "training has ended, and the job never completes.",
+    remedy="Make it a native sidecar: an init container with restartPolicy: Always, which is stopped after the "
+    "trainer. If it ends when the trainer does, ignore the rule there.",
+    over=complete_pods,
+)
+def sidecar_keeps_job_alive(pod: Pod) -> Iterator[Match]:
+    if pod.job is None and pod.workload.kind != "PyTorchJob":
+        return  # pods of other kinds do not end, or are not part of a job
+    for container in pod.sidecars:
+        name = shorten(container.name) or "without a name"
+        yield Match(container.node, f"container {name} runs beside the trainer")
 
 
 RULES = (
@@ -281,4 +325,5 @@ RULES = (
     statefulset_restart_policy,
     statefulset_never_ends,
     training_in_deployment,
+    sidecar_keeps_job_alive,
 )

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from llmtrain.env import EXIT_CODES
-from llmtrain.lint.manifests import RUNTIMES, Pod, Workload
+from llmtrain.core.env import EXIT_CODES
+from llmtrain.lint.kinds import RUNTIMES
+from llmtrain.lint.manifests import Pod, Workload
 from llmtrain.lint.rules.rule import Match, rule, shorten, training_pods, workloads
 from llmtrain.lint.yaml_nodes import Node
 
@@ -13,7 +14,9 @@ INJECTED = "PET_"
 OVERRIDES = ("podTemplateOverrides", "podSpecOverrides")
 NOT_OVERRIDABLE = ("securityContext", "terminationGracePeriodSeconds", "podFailurePolicy")
 _RFC_1035 = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
-pytorch_jobs, train_jobs, runtimes = workloads("PyTorchJob"), workloads("TrainJob"), workloads(*RUNTIMES)
+pytorch_jobs = workloads("PyTorchJob")
+train_jobs = workloads("TrainJob")
+runtimes = workloads(*RUNTIMES)
 
 
 @rule(
@@ -21,12 +24,13 @@ pytorch_jobs, train_jobs, runtimes = workloads("PyTorchJob"), workloads("TrainJo
     "error",
     "misspelled nprocPerNode in a PyTorchJob",
     why="The field is rejected or silently dropped, and every pod runs one process on one of its GPUs.",
-    fix='Use the exact spelling, directly below spec: nprocPerNode: "8".',
+    remedy='Use the exact spelling, directly below spec: nprocPerNode: "8".',
     over=pytorch_jobs,
 )
 def nproc_misspelt(job: Workload) -> Iterator[Match]:
     for key, node in job.node.get("spec").items():
-        if key != NPROC and key.lower().replace("_", "") in ("nprocpernode", "numprocpernode", "nprocspernode"):
+        letters = key.lower().replace("_", "")
+        if key != NPROC and letters in ("nprocpernode", "numprocpernode", "nprocspernode"):
             yield Match(node, f"{key} is not a field of a PyTorchJob")
 
 
@@ -35,7 +39,7 @@ def nproc_misspelt(job: Workload) -> Iterator[Match]:
     "error",
     "nprocPerNode is not a string",
     why="The CRD requires a string and rejects a number.",
-    fix='Quote it: nprocPerNode: "8".',
+    remedy='Quote it: nprocPerNode: "8".',
     over=pytorch_jobs,
 )
 def nproc_not_a_string(job: Workload) -> Iterator[Match]:
@@ -49,16 +53,19 @@ def nproc_not_a_string(job: Workload) -> Iterator[Match]:
     "error",
     "PyTorchJob without a container named pytorch",
     why="The operator requires a container of that name and rejects the job without it.",
-    fix="Name the training container pytorch.",
+    remedy="Name the training container pytorch.",
     over=training_pods,
 )
 def pytorch_container_name(pod: Pod) -> Iterator[Match]:
     names = [container.name for container in pod.containers]
     if pod.workload.kind == "PyTorchJob" and names and "pytorch" not in names:
-        where = pod.containers[0].node.get("name")
-        yield Match(
-            where, f"no container is named pytorch, only {shorten(', '.join(filter(None, names))) or 'unnamed'}"
-        )
+        listed = _listed(names) or "unnamed"
+        yield Match(pod.containers[0].node.get("name"), f"no container is named pytorch, only {listed}")
+
+
+def _listed(names: list[str]) -> str:
+    """Names of containers; those without a name are left out."""
+    return shorten(", ".join(name for name in names if name))
 
 
 @rule(
@@ -66,7 +73,7 @@ def pytorch_container_name(pod: Pod) -> Iterator[Match]:
     "error",
     "Master without `replicas: 1`",
     why="The operator's webhook rejects a Master whose replicas are not set, or are not 1.",
-    fix="Set replicas: 1 in Master.",
+    remedy="Set replicas: 1 in Master.",
     over=pytorch_jobs,
 )
 def master_replicas(job: Workload) -> Iterator[Match]:
@@ -81,20 +88,15 @@ def master_replicas(job: Workload) -> Iterator[Match]:
     "PyTorchJob with Master and workers in a namespace that enforces `restricted`",
     why="With a Master every worker gets an init container (alpine, without securityContext), which Pod "
     "Security rejects.",
-    fix="Use workers only, without Master and elasticPolicy, and <job>-worker-0 as the endpoint.",
+    remedy="Use workers only, without Master and elasticPolicy, and <job>-worker-0 as the endpoint.",
     over=pytorch_jobs,
 )
 def master_in_restricted(job: Workload) -> Iterator[Match]:
     specs = job.node.get("spec", "pytorchReplicaSpecs")
-    is_restricted = any(_is_restricted(node, job) for node in job.manifests.of_kind("Namespace"))
-    if specs.get("Master").exists and specs.get("Worker").exists and is_restricted:
+    if not specs.get("Master").exists or not specs.get("Worker").exists:
+        return
+    if job.is_in_restricted_namespace:
         yield Match(specs.get("Master"), "workers are rejected because of their init container (init-pytorch)")
-
-
-def _is_restricted(namespace: Node, job: Workload) -> bool:
-    metadata = namespace.get("metadata")
-    is_same = not job.namespace or metadata.get("name").text == job.namespace
-    return is_same and metadata.get("labels", "pod-security.kubernetes.io/enforce").text == "restricted"
 
 
 @rule(
@@ -102,12 +104,14 @@ def _is_restricted(namespace: Node, job: Workload) -> bool:
     "advice",
     "restartPolicy: ExitCode with a program that exits with small codes",
     why="Exit codes 1 to 127 are permanent: torchrun and any Python error exit with 1, so a lost peer fails the job.",
-    fix="Use OnFailure with runPolicy.backoffLimit, or exit with 128 or more if a restart may help.",
+    remedy="Use OnFailure with runPolicy.backoffLimit, or exit with 128 or more if a restart may help.",
     over=training_pods,
 )
 def exit_code_permanent(pod: Pod) -> Iterator[Match]:
     policy = _replica(pod).get("restartPolicy")
-    if policy.text == "ExitCode" and not any(EXIT_CODES in c.variables for c in pod.containers):
+    # With EXIT_CODES `llmtrain node` adds 128 to the codes of failures that a restart may help.
+    is_translated = any(EXIT_CODES in container.variables for container in pod.containers)
+    if policy.text == "ExitCode" and not is_translated:
         yield Match(policy, "restartPolicy is ExitCode")
 
 
@@ -116,7 +120,7 @@ def exit_code_permanent(pod: Pod) -> Iterator[Match]:
     "advice",
     "restartPolicy: Never in a PyTorchJob",
     why="One evicted pod fails the whole job.",
-    fix="Use OnFailure with runPolicy.backoffLimit, and resume from the last checkpoint.",
+    remedy="Use OnFailure with runPolicy.backoffLimit, and resume from the last checkpoint.",
     over=training_pods,
 )
 def never_restarts(pod: Pod) -> Iterator[Match]:
@@ -130,20 +134,20 @@ def never_restarts(pod: Pod) -> Iterator[Match]:
     "advice",
     "OnFailure in a PyTorchJob without a limit",
     why="OnFailure restarts after any exit code: a configuration error is retried forever.",
-    fix="Set runPolicy.backoffLimit.",
+    remedy="Set runPolicy.backoffLimit.",
     over=pytorch_jobs,
 )
 def endless_restarts(job: Workload) -> Iterator[Match]:
-    policies = [_replica(pod).get("restartPolicy") for pod in job.pods]
-    is_endless = any(policy.text in ("", "OnFailure", "Always") for policy in policies)
     limit = job.node.get("spec", "runPolicy", "backoffLimit")
-    if is_endless and not limit.exists:
+    policies = {_replica(pod).get("restartPolicy").text for pod in job.pods}
+    if policies & {"", "OnFailure", "Always"} and not limit.exists:
         yield Match(limit, f"PyTorchJob {job.name} has no backoffLimit")
 
 
 def _replica(pod: Pod) -> Node:
+    """The pod's entry in pytorchReplicaSpecs; for other kinds a missing field."""
     if pod.workload.kind != "PyTorchJob":
-        return pod.workload.node.get("no such field")
+        return Node(None, pod.workload.node.line, pod.workload.node.source)
     return pod.workload.node.get("spec", "pytorchReplicaSpecs", pod.role)
 
 
@@ -153,7 +157,7 @@ def _replica(pod: Pod) -> Node:
     "RANK and WORLD_SIZE of a PyTorchJob with several processes per pod",
     why="The operator's RANK counts pods and its WORLD_SIZE processes: without torchrun most processes are "
     "missing, and as --nnodes the WORLD_SIZE is too large.",
-    fix="Use torchrun, which reads PET_NNODES and PET_NODE_RANK, and pass it neither of the two.",
+    remedy="Use torchrun, which reads PET_NNODES and PET_NODE_RANK, and pass it neither of the two.",
     over=training_pods,
 )
 def pod_rank_as_process_rank(pod: Pod) -> Iterator[Match]:
@@ -173,7 +177,7 @@ def pod_rank_as_process_rank(pod: Pod) -> Iterator[Match]:
     "error",
     "TrainJob that sets PET_ variables",
     why="The operator injects them, and its webhook rejects a TrainJob that sets them.",
-    fix="Remove them; use trainer.numNodes and trainer.numProcPerNode.",
+    remedy="Remove them; use trainer.numNodes and trainer.numProcPerNode.",
     over=train_jobs,
 )
 def trainjob_sets_pet(job: Workload) -> Iterator[Match]:
@@ -188,7 +192,7 @@ def trainjob_sets_pet(job: Workload) -> Iterator[Match]:
     "error",
     "name of a TrainJob is not RFC 1035",
     why="It becomes the name of a Service, which must start with a letter; the webhook rejects other names.",
-    fix="Use at most 63 lowercase letters, digits and hyphens, starting with a letter.",
+    remedy="Use at most 63 lowercase letters, digits and hyphens, starting with a letter.",
     over=train_jobs,
 )
 def trainjob_name(job: Workload) -> Iterator[Match]:
@@ -202,14 +206,15 @@ def trainjob_name(job: Workload) -> Iterator[Match]:
     "TrainJob override of a field that cannot be overridden",
     why="podTemplateOverrides and podSpecOverrides do not have this field: it is rejected or dropped, and the "
     "pods are unchanged.",
-    fix="Create your own TrainingRuntime with the whole pod template, and refer to it in runtimeRef.",
+    remedy="Create your own TrainingRuntime with the whole pod template, and refer to it in runtimeRef.",
     over=train_jobs,
 )
 def trainjob_override_field(job: Workload) -> Iterator[Match]:
     for field in OVERRIDES:
         for row in job.node.get("spec", field):
-            containers = [one for part in ("containers", "initContainers") for one in (row.get("spec", part))]
-            for place in (row, row.get("spec"), *row.get("containers"), *containers):
+            spec = row.get("spec")
+            containers = [*row.get("containers"), *spec.get("containers"), *spec.get("initContainers")]
+            for place in (row, spec, *containers):
                 for name in NOT_OVERRIDABLE:
                     if place.get(name).exists:
                         yield Match(place.get(name), f"{field} sets {name}")
@@ -221,7 +226,7 @@ def trainjob_override_field(job: Workload) -> Iterator[Match]:
     "TrainJob with a cluster-wide runtime that is not in the files",
     why="Stock runtimes set no securityContext, podFailurePolicy or grace period, fail in `restricted` "
     "namespaces, and cannot be changed from the TrainJob.",
-    fix="Create a TrainingRuntime for the run, with the whole pod template, and lint it together with the TrainJob.",
+    remedy="Create a TrainingRuntime for the run, with the whole pod template, and lint it together with the TrainJob.",
     over=train_jobs,
 )
 def trainjob_stock_runtime(job: Workload) -> Iterator[Match]:
@@ -235,7 +240,7 @@ def trainjob_stock_runtime(job: Workload) -> Iterator[Match]:
     "error",
     "trainer container in a runtime is not named node",
     why="The operator applies image, command and variables of the TrainJob to the container `node` only.",
-    fix="Name the replicated job and its container node.",
+    remedy="Name the replicated job and its container node.",
     over=runtimes,
 )
 def runtime_container_name(runtime: Workload) -> Iterator[Match]:
@@ -244,11 +249,9 @@ def runtime_container_name(runtime: Workload) -> Iterator[Match]:
         if row.get("name").text != "node" and step != "trainer":
             continue
         containers = list(row.get("template", "spec", "template", "spec", "containers"))
-        names = [one.get("name").text for one in containers]
+        names = [container.get("name").text for container in containers]
         if containers and "node" not in names:
-            yield Match(
-                containers[0].get("name"), f"no container is named node, only {shorten(', '.join(filter(None, names)))}"
-            )
+            yield Match(containers[0].get("name"), f"no container is named node, only {_listed(names)}")
 
 
 RULES = (

@@ -1,13 +1,13 @@
-"""Rule: one mistake, with the reason and the fix; a small function finds its occurrences."""
+"""Rule: one mistake, with the reason and the remedy; a small function finds its occurrences."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
+from llmtrain.core.text import one_line
 from llmtrain.lint.manifests import Manifests, Pod, Workload
 from llmtrain.lint.yaml_nodes import Node
-from llmtrain.text import one_line
 
 Severity = Literal["error", "warning", "advice"]
 """error: breaks or hangs. warning: breaks in some clusters, or loses data. advice: hardening."""
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Match:
-    """An occurrence of a mistake."""
+    """An occurrence of a mistake; with its rule it becomes a ManifestFinding."""
 
     node: Node
     evidence: str
@@ -32,7 +32,7 @@ class Rule:
     severity: Severity
     what: str
     why: str
-    fix: str
+    remedy: str
     find: Callable[[Manifests], Iterator[Match]]
 
 
@@ -42,7 +42,7 @@ def rule(
     what: str,
     *,
     why: str,
-    fix: str,
+    remedy: str,
     over: Callable[[Manifests], Iterable[T]],
 ) -> Callable[[Callable[[T], Iterator[Match]]], Rule]:
     """Decorator that makes a Rule of a function that checks one of the objects that `over` selects."""
@@ -53,7 +53,7 @@ def rule(
                 pod = checked if isinstance(checked, Pod) else None
                 yield from (replace(match, pod=pod) for match in function(checked))
 
-        return Rule(id_, severity, what, why, fix, find)
+        return Rule(id_, severity, what, why, remedy, find)
 
     return make
 
@@ -63,17 +63,17 @@ def all_pods(manifests: Manifests) -> Iterable[Pod]:
 
 
 def training_pods(manifests: Manifests) -> Iterable[Pod]:
-    return manifests.training()
+    return manifests.training
 
 
 def complete_pods(manifests: Manifests) -> Iterable[Pod]:
     """Training pods whose complete template is in the files."""
-    return (pod for pod in manifests.training() if pod.is_complete)
+    return (pod for pod in manifests.training if pod.is_complete)
 
 
 def multi_node_pods(manifests: Manifests) -> Iterable[Pod]:
     """Pods of distributed training with several pods."""
-    return (pod for pod in manifests.training() if pod.is_multi_node)
+    return (pod for pod in manifests.training if pod.is_multi_node)
 
 
 def job_pods(manifests: Manifests) -> Iterable[Pod]:

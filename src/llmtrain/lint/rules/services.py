@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from llmtrain.lint.manifests import KINDS, OPERATOR_KINDS, Manifests, Pod
+from llmtrain.lint.kinds import KINDS, OPERATOR_KINDS
+from llmtrain.lint.manifests import Manifests, Pod
 from llmtrain.lint.rules.rule import Match, multi_node_pods, rule, shorten, training_pods
 from llmtrain.lint.yaml_nodes import Node
 
@@ -24,17 +25,23 @@ def _naming_service(pod: Pod) -> Node | None:
 
 
 def naming_services(manifests: Manifests) -> Iterable[Node]:
-    found = [_naming_service(pod) for pod in manifests.training() if pod.is_multi_node]
-    return {id(service): service for service in found if service is not None}.values()
+    found = {}
+    for pod in multi_node_pods(manifests):
+        service = _naming_service(pod)
+        if service is not None:
+            found[id(service)] = service
+    return found.values()
 
 
 def _rendezvous_services(manifests: Manifests) -> Iterable[tuple[Manifests, Node]]:
     """Services of training: headless, on a port of torch, or named by a pod. Others may select pods in other files."""
-    training = list(manifests.training())
-    if not training:
+    if not manifests.training:
         return
-    used = {pod.subdomain.text for pod in training}
-    used |= {host.partition(".")[0] for pod in training for host, _, _ in pod.endpoints}
+    used = set()
+    for pod in manifests.training:
+        used.add(pod.subdomain.text)
+        for host, _, _ in pod.endpoints:
+            used.add(host.partition(".")[0])
     for service in manifests.of_kind("Service"):
         spec = service.get("spec")
         ports = {port.get("port").number for port in spec.get("ports")}
@@ -48,7 +55,7 @@ def _rendezvous_services(manifests: Manifests) -> Iterable[tuple[Manifests, Node
     "error",
     "Service whose selector matches no pod",
     why="The name does not resolve, and every process waits for the master until it times out.",
-    fix="Select a label of the pod template, or one that Kubernetes sets: batch.kubernetes.io/job-name: <job>.",
+    remedy="Select a label of the pod template, or one that Kubernetes sets: batch.kubernetes.io/job-name: <job>.",
     over=_rendezvous_services,
 )
 def service_selects_nothing(found: tuple[Manifests, Node]) -> Iterator[Match]:
@@ -65,7 +72,7 @@ def service_selects_nothing(found: tuple[Manifests, Node]) -> Iterator[Match]:
     "error",
     "Service for pod names is not headless",
     why="Only a headless Service gives each pod a DNS name; with a cluster IP <job>-0.<service> does not resolve.",
-    fix="Add clusterIP: None to the Service.",
+    remedy="Add clusterIP: None to the Service.",
     over=naming_services,
 )
 def service_not_headless(service: Node) -> Iterator[Match]:
@@ -80,7 +87,7 @@ def service_not_headless(service: Node) -> Iterator[Match]:
     "warning",
     "headless Service without publishNotReadyAddresses",
     why="Pods must find each other before they are ready; with a readiness probe they wait for each other forever.",
-    fix="Add publishNotReadyAddresses: true to the Service.",
+    remedy="Add publishNotReadyAddresses: true to the Service.",
     over=naming_services,
 )
 def service_hides_unready_pods(service: Node) -> Iterator[Match]:
@@ -94,16 +101,19 @@ def service_hides_unready_pods(service: Node) -> Iterator[Match]:
     "error",
     "pods without a subdomain (Job) or serviceName (StatefulSet)",
     why="The pods have no DNS names, and <job>-0.<service> does not resolve.",
-    fix="Set subdomain in the pod template (StatefulSet: serviceName) to the name of a headless Service.",
+    remedy="Set subdomain in the pod template (StatefulSet: serviceName) to the name of a headless Service.",
     over=multi_node_pods,
 )
 def pods_without_names(pod: Pod) -> Iterator[Match]:
     if pod.workload.kind not in NEED_SERVICE or pod.subdomain.text:
         return
     hosts = [host for host, _, _ in pod.endpoints]
-    own = re.compile(rf"{re.escape(pod.workload.name)}-\d+(?:\.|$)")
-    if not hosts or any(own.match(host) for host in hosts):
-        field = "serviceName" if pod.workload.kind == "StatefulSet" else "subdomain"
+    pod_name = re.compile(rf"{re.escape(pod.workload.name)}-\d+(?:\.|$)")
+    # An address elsewhere needs no names here: the master may be in another file.
+    if not hosts or any(pod_name.match(host) for host in hosts):
+        field = "subdomain"
+        if pod.workload.kind == "StatefulSet":
+            field = "serviceName"
         yield Match(pod.subdomain, f"{pod.workload.kind} {pod.workload.name} has no {field}")
 
 
@@ -112,7 +122,7 @@ def pods_without_names(pod: Pod) -> Iterator[Match]:
     "warning",
     "subdomain or serviceName without a Service of that name",
     why="The Service provides the DNS names of the pods; without it they do not resolve.",
-    fix="Add a headless Service of that name, or lint its file together with this one.",
+    remedy="Add a headless Service of that name, or lint its file together with this one.",
     over=multi_node_pods,
 )
 def subdomain_without_service(pod: Pod) -> Iterator[Match]:
@@ -120,13 +130,31 @@ def subdomain_without_service(pod: Pod) -> Iterator[Match]:
         yield Match(pod.subdomain, f"Service {shorten(pod.subdomain.text)} is not in the files")
 
 
+def _pods_of_complete_files(manifests: Manifests) -> Iterable[Pod]:
+    if not _seem_complete(manifests):
+        return ()
+    return multi_node_pods(manifests)
+
+
+def _seem_complete(manifests: Manifests) -> bool:
+    """Whether the files seem to be all that is applied: more than workloads, and nothing that renames objects or may
+    create Services."""
+    for node in manifests.objects:
+        group = node.get("apiVersion").text.rpartition("/")[0]
+        is_builtin = "." not in group or group.endswith(".k8s.io")
+        if not is_builtin and group not in KNOWN_GROUPS:
+            return False
+    kinds = {node.get("kind").text for node in manifests.objects}
+    return "Kustomization" not in kinds and not kinds <= set(KINDS)
+
+
 @rule(
     "endpoint-without-service",
     "warning",
     "rendezvous endpoint or MASTER_ADDR at a Service that is not in the files",
     why="Without the Service the name does not resolve, and every process waits for the master until it times out.",
-    fix="Add the Service, or correct the name: <job>-0.<service>.",
-    over=lambda manifests: multi_node_pods(manifests) if _seem_complete(manifests) else (),
+    remedy="Add the Service, or correct the name: <job>-0.<service>.",
+    over=_pods_of_complete_files,
 )
 def endpoint_without_service(pod: Pod) -> Iterator[Match]:
     if pod.spec.get("hostNetwork").value is True:
@@ -138,26 +166,24 @@ def endpoint_without_service(pod: Pod) -> Iterator[Match]:
             yield Match(node, f"endpoint {shorten(host)}: Service {shorten(name)} is not in the files", line)
 
 
-def _seem_complete(manifests: Manifests) -> bool:
-    """Whether the files seem to be all that is applied: more than workloads, and nothing that renames objects or may
-    create Services."""
-    kinds = {node.get("kind").text for node in manifests.objects}
-    groups = {node.get("apiVersion").text.rpartition("/")[0] for node in manifests.objects} - KNOWN_GROUPS
-    is_known = all("." not in group or group.endswith(".k8s.io") for group in groups)
-    return is_known and "Kustomization" not in kinds and not kinds <= set(KINDS)
-
-
 def _service_of(pod: Pod, host: str) -> str:
     """The Service that a name in the namespace of the pod needs; empty if there is none or the name is ambiguous."""
     if not _CLUSTER_NAME.fullmatch(host) or host == "localhost":
         return ""
     first, *rest = re.sub(r"\.svc(?:\.cluster\.local)?$", "", host).split(".")
-    workloads = [one for one in pod.workload.manifests.workloads if first.startswith(f"{one.name}-")]
-    if any(one.kind in OPERATOR_KINDS for one in workloads):
+    kinds = set()
+    for workload in pod.workload.manifests.workloads:
+        if first.startswith(f"{workload.name}-"):  # the name may be that of one of its pods
+            kinds.add(workload.kind)
+    if kinds.intersection(OPERATOR_KINDS):
         return ""  # the operator creates a Service per pod
-    if rest and any(one.kind in (*NEED_SERVICE, "JobSet") for one in workloads):
-        return rest[0] if any(one.kind in NEED_SERVICE for one in workloads) else ""
-    return first if not rest or rest == [pod.workload.namespace] else ""
+    if rest and kinds.intersection(NEED_SERVICE):
+        return rest[0]
+    if rest and "JobSet" in kinds:
+        return ""  # its controller creates the Service
+    if not rest or rest == [pod.workload.namespace]:
+        return first
+    return ""
 
 
 @rule(
@@ -165,7 +191,7 @@ def _service_of(pod: Pod, host: str) -> str:
     "error",
     "pod names exceed 63 characters",
     why="The host name of a pod is the name of the job and the pod's index, at most 63 characters.",
-    fix="Use a shorter name for the job.",
+    remedy="Use a shorter name for the job.",
     over=training_pods,
 )
 def name_too_long(pod: Pod) -> Iterator[Match]:

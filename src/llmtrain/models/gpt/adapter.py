@@ -7,17 +7,16 @@ import torch
 from torch import nn
 
 from llmtrain.config.model import GptSection, ModernGptSection
+from llmtrain.core.text import one_line
 from llmtrain.errors import DataError
-from llmtrain.models import losses
-from llmtrain.models.base import ModelAdapter, NextLogits, parameter_count
+from llmtrain.models.base import LossFunction, ModelAdapter, NextLogits, parameter_count
 from llmtrain.models.gpt.format_files import State
 from llmtrain.models.gpt.gpt2_format import read_gpt2, write_gpt2
 from llmtrain.models.gpt.kv_cache import KVCache
-from llmtrain.models.gpt.model import GPT
+from llmtrain.models.gpt.model import GPT, LanguageModel
 from llmtrain.models.gpt.modern import ModernGPT, fused_rows
-from llmtrain.models.gpt.nanochat_format import read_nanochat, write_nanochat
-from llmtrain.models.gpt.qwen3_format import read_qwen3, write_qwen3
-from llmtrain.text import one_line
+from llmtrain.models.gpt.modern_formats import read_nanochat, read_qwen3, write_nanochat, write_qwen3
+from llmtrain.models.losses import compiled_loss, needs_chunks
 
 
 class GPTAdapter(ModelAdapter):
@@ -38,21 +37,24 @@ class GPTAdapter(ModelAdapter):
         return module
 
     def _new_module(self) -> nn.Module:
-        values = self.vocab_size, self.numerics
-        c = self.config
-        return ModernGPT(c, *values) if isinstance(c, ModernGptSection) else GPT(c, *values)
+        if isinstance(self.config, ModernGptSection):
+            return ModernGPT(self.config, self.vocab_size, self.numerics)
+        return GPT(self.config, self.vocab_size, self.numerics)
 
     def weight_count(self) -> int:
         """The weights in matrices; norms, biases and positions are not counted."""
         c = self.config
         shape = c.shape if isinstance(c, ModernGptSection) else c
-        width, d_ff = shape.d_model, shape.d_ff or 4 * shape.d_model
+        width = shape.d_model
         if isinstance(c, ModernGptSection):
-            attention = 2 * width * (c.shape.n_heads + c.shape.n_kv_heads) * c.shape.head_dim
-            block = attention + (3 if c.mlp == "swiglu" else 2) * width * d_ff
+            attention = 2 * width * (c.shape.n_heads + c.shape.n_kv_heads) * c.shape.head_dim  # q and output, k and v
+            mlp_matrices = 3 if c.mlp == "swiglu" else 2
         else:
-            block = 4 * width * width + 2 * width * d_ff
-        return shape.n_layers * block + (1 if c.tie_embeddings else 2) * self.vocab_size * width
+            attention = 4 * width * width
+            mlp_matrices = 2
+        block = attention + mlp_matrices * width * (shape.d_ff or 4 * width)
+        vocabulary_matrices = 1 if c.tie_embeddings else 2
+        return shape.n_layers * block + vocabulary_matrices * self.vocab_size * width
 
     def _read(self, directory: Path) -> State:
         if not isinstance(self.config, ModernGptSection):
@@ -66,41 +68,53 @@ class GPTAdapter(ModelAdapter):
 
     def matrix_sections(self, module: nn.Module) -> dict[str, list[int]]:
         """Query, key and value share one matrix, and so do gate and up of `swiglu`."""
-        c = self.config
-        rows = fused_rows(c) if isinstance(c, ModernGptSection) else {"attn.c_attn.weight": [c.d_model] * 3}
-        return {name: rows[key] for name, _ in module.named_parameters() for key in rows if name.endswith(f".{key}")}
+        if isinstance(self.config, ModernGptSection):
+            rows = fused_rows(self.config)
+        else:
+            rows = {"attn.c_attn.weight": [self.config.d_model] * 3}
+        sections = {}
+        for name, _ in module.named_parameters():
+            for key in rows:
+                if name.endswith(f".{key}"):
+                    sections[name] = rows[key]
+        return sections
 
     def loss(
         self, module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, positions: torch.Tensor | None = None
     ) -> torch.Tensor:
-        if not self.numerics.chunks_gpt_loss or not losses.needs_chunks(inputs, self.vocab_size):
+        if not self.numerics.chunks_gpt_loss or not needs_chunks(inputs, self.vocab_size):
             return super().loss(module, inputs, targets, positions)
-        loss: torch.Tensor = module(inputs, targets)
-        return loss
+        return module(inputs, targets)
+
+    def compiled_loss(self, module: nn.Module, by_block: bool) -> LossFunction:
+        assert isinstance(module, LanguageModel)
+        module.output_loss = compiled_loss(self.numerics)
+        return super().compiled_loss(module, by_block)
 
     def flops_per_token(self, module: nn.Module) -> float:
         """6 per weight (2 forward, 4 backward), and the two matrix products of attention over the context."""
         c = self.config
-        if isinstance(c, ModernGptSection):
-            layers, width = c.shape.n_layers, c.shape.d_model
-            looked_up = 0 if c.tie_embeddings else self.vocab_size * width
-        else:
-            layers, width = c.n_layers, c.d_model
-            looked_up = c.block_size * width
-        weights = parameter_count(module) - looked_up  # positions and untied embeddings are not multiplied
-        return 6.0 * weights + 12.0 * layers * width * c.block_size
+        shape = c.shape if isinstance(c, ModernGptSection) else c
+        looked_up = 0  # positions and untied embeddings are not multiplied
+        if isinstance(c, GptSection):
+            looked_up = c.block_size * shape.d_model
+        elif not c.tie_embeddings:
+            looked_up = self.vocab_size * shape.d_model
+        weights = parameter_count(module) - looked_up
+        return 6.0 * weights + 12.0 * shape.n_layers * shape.d_model * c.block_size
 
     def next_logits(self, module: nn.Module, block_size: int) -> NextLogits:
-        """For generation, with a KV cache. Once the context is full, the last `block_size` tokens are computed anew
+        """For generation, with a KV cache. Once the context is full, the last `block_size` tokens are computed again
         for each token: they have other positions then."""
         cache = KVCache(len(self.blocks(module)), block_size)
 
         def next_logits(ids: Sequence[int]) -> torch.Tensor:
             device = next(module.parameters()).device
-            is_full = len(ids) > block_size
-            new = ids[-block_size:] if is_full else ids[cache.length :]
-            logits: torch.Tensor = module(torch.tensor([list(new)], device=device), cache=None if is_full else cache)
-            return logits[0, -1]
+            if len(ids) > block_size:
+                logits = module(torch.tensor([list(ids[-block_size:])], device=device))
+            else:
+                logits = module(torch.tensor([list(ids[cache.length :])], device=device), cache=cache)
+            return logits[0, -1]  # (V,)
 
         return next_logits
 

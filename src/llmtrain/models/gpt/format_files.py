@@ -10,11 +10,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from llmtrain.config.model import ModernGptSection
+from llmtrain.core.files import use_default_mode
 from llmtrain.errors import DataError, UsageError
-from llmtrain.files import use_default_mode
 from llmtrain.models.gpt.model import padded_vocab_size
-from llmtrain.models.gpt.modern import NORM_EPS
 
 State = dict[str, torch.Tensor]
 # model_type of a format -> the fields of a config that have it.
@@ -48,83 +46,21 @@ def read_files(directory: Path, label: str) -> tuple[dict[str, Any], State]:
         ) from None
 
 
-def modern_fields(config: ModernGptSection, vocab_size: int) -> dict[str, Any]:
-    """Fields of config.json that both formats of a modern GPT have, and that its weights depend on."""
-    shape = config.shape
-    return {
-        "vocab_size": vocab_size,
-        "hidden_size": shape.d_model,
-        "intermediate_size": shape.d_ff,
-        "num_hidden_layers": shape.n_layers,
-        "num_attention_heads": shape.n_heads,
-        "num_key_value_heads": shape.n_kv_heads,
-        "attention_bias": False,
-        "rope_theta": config.rope_theta,  # for vLLM, llama.cpp and transformers before version 5
-        "tie_word_embeddings": config.tie_embeddings,
-    }
-
-
-def other_modern_fields(config: ModernGptSection) -> dict[str, Any]:
-    """Fields that both have, and that a model to start from may have otherwise, or lack."""
-    return {
-        "max_position_embeddings": config.block_size,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "rms_norm_eps": NORM_EPS,
-        "attention_dropout": 0.0,
-    }
-
-
-# Fields that change what the same weights compute, and that our config does not have. Also transformers' defaults.
-_FIXED = {"rms_norm_eps": NORM_EPS, "use_sliding_window": False}
-_FIXED_GPT2 = {
-    "layer_norm_epsilon": 1e-5,
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False,
-}
-
-
-def check_gpt2(directory: Path, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> None:
-    """Refuse a model of another format or shape, and one with settings that a GPT-2 of ours does not have."""
-    check_fields(directory, expected, actual)
-    _refuse(directory, _differences(_FIXED_GPT2, actual))
-
-
-def check_modern(directory: Path, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> None:
-    """Refuse a model of another format or shape, and one with settings that a modern GPT does not have."""
-    rope = actual.get("rope_parameters") or actual.get("rope_scaling") or {}
-    check_fields(directory, expected, {**actual, **rope})
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    _refuse(directory, [*_differences(_FIXED, actual), *([f"rope_type {kind}"] if kind != "default" else [])])
-
-
-def _differences(fixed: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
-    return [f"{name} {actual[name]}" for name, value in fixed.items() if actual.get(name, value) != value]
-
-
-def _refuse(directory: Path, others: list[str]) -> None:
-    if others:
-        raise DataError(
-            f"model.init {directory} has {' and '.join(others)}, which a gpt cannot have.",
-            remedy="Train it further with model.name hf_causal_lm and model.path.",
-        )
-
-
 def check_fields(directory: Path, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> None:
     """Refuse a model of another format or shape."""
-    found, wanted = actual.get("model_type"), expected["model_type"]
+    found = actual.get("model_type")
+    wanted = expected["model_type"]
     if found != wanted:
+        remedy = "To train a model of another kind further, use model.name hf_causal_lm with model.path."
+        if found in _FIELDS_OF:
+            remedy = f"Set {_FIELDS_OF[str(found)]}."
         raise DataError(
-            f"model.init {directory} is a {found} model, and a model with this config is a {wanted} one.",
-            remedy=f"Set {_FIELDS_OF[str(found)]}."
-            if found in _FIELDS_OF
-            else "To train a model of another kind further, use model.name hf_causal_lm with model.path.",
+            f"model.init {directory} is a {found} model, and a model with this config is a {wanted} one.", remedy=remedy
         )
-    differences = [
-        f"{name} is {actual.get(name)} there and {value} in this config"
-        for name, value in expected.items()
-        if actual.get(name) != value
-    ]
+    differences = []
+    for name, value in expected.items():
+        if actual.get(name) != value:
+            differences.append(f"{name} is {actual.get(name)} there and {value} in this config")
     if differences:
         raise DataError(
             f"model.init {directory} does not fit the config: {'; '.join(differences)}.",
@@ -132,26 +68,19 @@ def check_fields(directory: Path, expected: Mapping[str, Any], actual: Mapping[s
         )
 
 
-def pad_vocab(matrix: torch.Tensor, vocab_size: int) -> torch.Tensor:
+def check_settings(directory: Path, fixed: Mapping[str, Any], actual: Mapping[str, Any]) -> None:
+    """Refuse a model with settings that change what its weights compute, and that a GPT of ours cannot have. `fixed`:
+    the values of a GPT of ours, which are also transformers' defaults."""
+    others = [f"{name} {actual[name]}" for name, value in fixed.items() if actual.get(name, value) != value]
+    if others:
+        raise DataError(
+            f"model.init {directory} has {' and '.join(others)}, which a gpt cannot have.",
+            remedy="Train it further with model.name hf_causal_lm and model.path.",
+        )
+
+
+def pad_vocab(matrix: torch.Tensor, vocab_size: int) -> torch.Tensor:  # (vocab_size, C) -> (V, C)
     missing = padded_vocab_size(vocab_size) - len(matrix)
-    return torch.cat([matrix, matrix.new_zeros(missing, matrix.shape[1])]) if missing else matrix.contiguous()
-
-
-def unfuse(state: State, rows: Mapping[str, list[int]], names: Mapping[str, list[str]]) -> State:
-    """One block with other names: a matrix with `rows` is split into one tensor per name."""
-    parts: State = {}
-    for ours, theirs in names.items():
-        split = state[ours].split_with_sizes(rows[ours]) if ours in rows else (state[ours],)
-        parts |= dict(zip(theirs, split, strict=True))
-    return parts
-
-
-def fuse(tensors: State, names: Mapping[str, list[str]]) -> State:
-    """The inverse of unfuse. What is missing is left out: load_state_dict lists it."""
-    present = {ours: theirs for ours, theirs in names.items() if all(name in tensors for name in theirs)}
-    return {ours: torch.cat([tensors[name] for name in theirs]) for ours, theirs in present.items()}
-
-
-def block_of(state: State, prefix: str) -> State:
-    """The tensors below a prefix, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    if not missing:
+        return matrix.contiguous()
+    return torch.cat([matrix, matrix.new_zeros(missing, matrix.shape[1])])

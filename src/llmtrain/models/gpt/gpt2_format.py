@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain.config.model import GptSection
-from llmtrain.models.gpt.format_files import State, check_gpt2, pad_vocab, read_files, write_files
+from llmtrain.models.gpt.format_files import State, check_fields, check_settings, pad_vocab, read_files, write_files
 
 _PREFIX = "transformer."
 # GPT-2's Conv1D stores these as (in, out), nn.Linear as (out, in).
@@ -21,6 +21,13 @@ _SHAPE = (
     "activation_function",
     "tie_word_embeddings",
 )
+# Settings that change what the same weights compute, and that our config does not have.
+_FIXED = {
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+}
 
 
 def write_gpt2(
@@ -38,7 +45,8 @@ def write_gpt2(
             value = value[:vocab_size]
         if name.endswith(_TRANSPOSED):
             value = value.t()
-        tensors[name if name == "lm_head.weight" else _PREFIX + name] = value
+        prefix = "" if name == "lm_head.weight" else _PREFIX
+        tensors[prefix + name] = value
     write_files(directory, tensors, _gpt2_config(config, vocab_size), end_of_text, dtype)
 
 
@@ -71,12 +79,19 @@ def read_gpt2(directory: Path, config: GptSection, vocab_size: int) -> State:
         "tie_word_embeddings": actual.get("tie_word_embeddings", True),
     }
     expected = _gpt2_config(config, vocab_size)
-    check_gpt2(directory, {name: expected[name] for name in _SHAPE}, actual)
+    check_fields(directory, {name: expected[name] for name in _SHAPE}, actual)
+    check_settings(directory, _FIXED, actual)
     state = {}
     for name, tensor in tensors.items():
         key = name.removeprefix(_PREFIX)
-        if key.endswith((".attn.bias", ".attn.masked_bias")) or (key == "lm_head.weight" and config.tie_embeddings):
-            continue  # attention masks in old files, and the second copy of a tied matrix
-        value = tensor.t() if key.endswith(_TRANSPOSED) else tensor
-        state[key] = pad_vocab(value, vocab_size) if key in _VOCABULARY else value.contiguous()
+        is_mask = key.endswith((".attn.bias", ".attn.masked_bias"))  # in old files
+        is_second_copy = key == "lm_head.weight" and config.tie_embeddings
+        if is_mask or is_second_copy:
+            continue
+        if key in _VOCABULARY:
+            state[key] = pad_vocab(tensor, vocab_size)
+        elif key.endswith(_TRANSPOSED):
+            state[key] = tensor.t().contiguous()
+        else:
+            state[key] = tensor.contiguous()
     return state

@@ -8,14 +8,16 @@ class LayerCache:
     """Keys and values of one block, in memory for `capacity` tokens that is allocated once."""
 
     def __init__(self, capacity: int) -> None:
-        self.capacity, self.length = capacity, 0
+        self.capacity = capacity
+        self.length = 0
         self._keys = self._values = torch.empty(0)
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # (B, nh, T, hs) each
         """Store those of T more tokens; returns those of all tokens."""
         B, nh, T, hs = k.shape  # noqa: N806
         if self.length == 0:
-            self._keys, self._values = k.new_empty(B, nh, self.capacity, hs), v.new_empty(B, nh, self.capacity, hs)
+            self._keys = k.new_empty(B, nh, self.capacity, hs)
+            self._values = v.new_empty(B, nh, self.capacity, hs)
         end = self.length + T
         self._keys[:, :, self.length : end] = k
         self._values[:, :, self.length : end] = v
@@ -45,5 +47,7 @@ def attend(
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=is_grouped)
     T = q.shape[2]  # noqa: N806
     k, v = cache.append(k, v)
-    mask = None if T == 1 else torch.ones(T, k.shape[2], dtype=torch.bool, device=q.device).tril(k.shape[2] - T)
+    mask = None  # a single token sees all before it
+    if T > 1:
+        mask = torch.ones(T, k.shape[2], dtype=torch.bool, device=q.device).tril(k.shape[2] - T)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=is_grouped)

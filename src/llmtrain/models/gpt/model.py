@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from llmtrain.compat.numerics import Numerics
 from llmtrain.config.model import GptSection
-from llmtrain.models import losses
 from llmtrain.models.gpt.kv_cache import KVCache, LayerCache, attend
-from llmtrain.models.numerics import Numerics
+from llmtrain.models.losses import ChunkedLoss, OutputLoss
 
 INIT_STD = 0.02
 VOCAB_MULTIPLE = 64
@@ -22,7 +22,8 @@ VOCAB_MULTIPLE = 64
 class CausalSelfAttention(nn.Module):
     def __init__(self, config: GptSection) -> None:
         super().__init__()
-        self.n_heads, self.dropout = config.n_heads, config.dropout
+        self.n_heads = config.n_heads
+        self.dropout = config.dropout
         self.c_attn = nn.Linear(config.d_model, 3 * config.d_model)  # query, key and value of all heads
         self.c_proj = nn.Linear(config.d_model, config.d_model)
 
@@ -59,8 +60,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, cache: LayerCache | None = None) -> torch.Tensor:  # (B, T, C) -> (B, T, C)
         x = x + self.attn(self.ln_1(x), cache)
-        mlp: torch.Tensor = self.mlp(self.ln_2(x))
-        return x + mlp
+        return x + self.mlp(self.ln_2(x))
 
 
 class LanguageModel(nn.Module):
@@ -74,7 +74,7 @@ class LanguageModel(nn.Module):
     def __init__(self, numerics: Numerics) -> None:
         """`numerics`: those of the run."""
         super().__init__()
-        self.numerics = numerics
+        self.output_loss: OutputLoss = ChunkedLoss(numerics)
 
     @property
     def head_weight(self) -> torch.Tensor:  # (V, C)
@@ -88,9 +88,11 @@ class LanguageModel(nn.Module):
         tokens follow those in it, and only the last one's logits are computed: (B, 1, V)."""
         hidden = self.hidden_states(tokens, cache)
         if targets is not None:
-            return losses.linear_cross_entropy(hidden, self.head_weight, self.padding_bias, targets, self.numerics)
+            return self.output_loss(hidden, self.head_weight, self.padding_bias, targets)
+        if cache is not None:
+            hidden = hidden[:, -1:]  # (B, 1, C)
         bias = None if self.padding_bias is None else self.padding_bias.to(hidden.dtype)
-        return F.linear(hidden if cache is None else hidden[:, -1:], self.head_weight.to(hidden.dtype), bias)
+        return F.linear(hidden, self.head_weight.to(hidden.dtype), bias)
 
     def hidden_states(self, tokens: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
         """The input of the output layer, so that a loss can compute the logits in pieces: (B, T) -> (B, T, C)."""
@@ -116,9 +118,9 @@ class GPT(LanguageModel):
         x = x + self.wpe.weight[start : start + tokens.shape[1]].to(x.dtype)
         x = F.dropout(x, self.dropout, self.training)
         for index, block in enumerate(self.h):
-            x = block(x, cache.layers[index] if cache else None)
-        hidden: torch.Tensor = self.ln_f(x)
-        return hidden
+            layer = cache.layers[index] if cache else None
+            x = block(x, layer)
+        return self.ln_f(x)
 
     def _init_weights(self, n_layers: int) -> None:
         """GPT-2's initialization: normal(0, 0.02), zero biases, residual projections scaled by 1 / sqrt(2 * layers)."""

@@ -2,23 +2,24 @@
 
 Rotary positions, RMSNorm, QK-norm, no biases, grouped-query attention, and output projections that start at zero.
 `mlp` chooses between two shapes that transformers has a class for: `swiglu` is Qwen3's; `relu2` is NanoChat's, whose
-norms have no weights, so ours has them only where an export can fold them into the next matrix (nanochat_format.py).
+norms have no weights, so ours has them only where an export can fold them into the next matrix (modern_formats.py).
 Few, large operations: matrices with the same input are one, and positions are applied to queries and keys at once.
 Shapes: B batch size, T sequence length, C d_model, nh heads, nkv key and value heads, hs head size, V padded
 vocabulary size.
 """
 
-import hashlib
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from llmtrain.compat.numerics import Numerics
 from llmtrain.config.model import ModernGptSection
+from llmtrain.core.seeds import derive_seed
 from llmtrain.models.gpt.kv_cache import KVCache, LayerCache, attend
 from llmtrain.models.gpt.model import INIT_STD, LanguageModel, make_padding_bias, padded_vocab_size
-from llmtrain.models.numerics import Numerics
+from llmtrain.models.target_device import is_gpu
 
 NORM_EPS = 1e-6
 Rotary = tuple[torch.Tensor, torch.Tensor]
@@ -46,16 +47,22 @@ class Attention(nn.Module):
     def __init__(self, config: ModernGptSection) -> None:
         super().__init__()
         shape = config.shape
-        self.n_heads, self.n_kv_heads, self.head_dim = shape.n_heads, shape.n_kv_heads, shape.head_dim
+        self.n_heads = shape.n_heads
+        self.n_kv_heads = shape.n_kv_heads
+        self.head_dim = shape.head_dim
         self.qkv = Linear(shape.d_model, (self.n_heads + 2 * self.n_kv_heads) * self.head_dim)  # rows q | k | v
         self.proj = Linear(self.n_heads * self.head_dim, shape.d_model)
-        # Norms without weights commute with the rotation, which NanoChat applies before its norm.
-        self.q_norm = nn.Parameter(torch.empty(self.head_dim)) if config.mlp == "swiglu" else None
-        self.k_norm = nn.Parameter(torch.empty(self.head_dim)) if config.mlp == "swiglu" else None
+        self.q_norm: nn.Parameter | None = None
+        self.k_norm: nn.Parameter | None = None
+        if config.mlp == "swiglu":  # norms without weights commute with the rotation, which NanoChat applies before
+            self.q_norm = nn.Parameter(torch.empty(self.head_dim))
+            self.k_norm = nn.Parameter(torch.empty(self.head_dim))
 
     def forward(self, x: torch.Tensor, rotary: Rotary, cache: LayerCache | None = None) -> torch.Tensor:
         B, T, _ = x.shape  # noqa: N806
-        nh, nkv, hs = self.n_heads, self.n_kv_heads, self.head_dim
+        nh = self.n_heads
+        nkv = self.n_kv_heads
+        hs = self.head_dim
         qk, v = self.qkv(x).view(B, T, nh + 2 * nkv, hs).split_with_sizes((nh + nkv, nkv), dim=2)
         qk = F.rms_norm(qk, (hs,), eps=NORM_EPS)  # (B, T, nh + nkv, hs)
         if self.q_norm is not None and self.k_norm is not None:
@@ -63,8 +70,7 @@ class Attention(nn.Module):
             qk = qk * weights.to(qk.dtype)
         q, k = _rotate(qk, rotary).to(v.dtype).split_with_sizes((nh, nkv), dim=2)
         y = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), cache=cache)  # (B, nh, T, hs)
-        out: torch.Tensor = self.proj(y.transpose(1, 2).reshape(B, T, nh * hs))
-        return out  # (B, T, C)
+        return self.proj(y.transpose(1, 2).reshape(B, T, nh * hs))  # (B, T, C)
 
 
 class SwiGLU(nn.Module):
@@ -75,8 +81,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, C) -> (B, T, C)
         gate, up = self.gate_up(x).chunk(2, dim=-1)  # (B, T, d_ff) each
-        out: torch.Tensor = self.down(F.silu(gate) * up)
-        return out
+        return self.down(F.silu(gate) * up)
 
 
 class _SquaredReLU(torch.autograd.Function):
@@ -92,8 +97,7 @@ class _SquaredReLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor) -> torch.Tensor:
         (result,) = ctx.saved_tensors
-        gradient: torch.Tensor = 2 * result.sqrt() * upstream[0]
-        return gradient
+        return 2 * result.sqrt() * upstream[0]
 
 
 class SquaredReLU(nn.Module):
@@ -105,10 +109,9 @@ class SquaredReLU(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, C) -> (B, T, C)
         up = self.up(x)  # (B, T, d_ff)
-        is_saved_once = up.is_cuda and self.numerics.saves_one_relu2
-        squared = _SquaredReLU.apply(up) if is_saved_once else F.relu(up).square()  # type: ignore[no-untyped-call]
-        out: torch.Tensor = self.down(squared)
-        return out
+        if is_gpu(up) and self.numerics.saves_one_relu2:
+            return self.down(_SquaredReLU.apply(up))  # type: ignore[no-untyped-call]
+        return self.down(F.relu(up).square())
 
 
 class ModernBlock(nn.Module):
@@ -121,8 +124,7 @@ class ModernBlock(nn.Module):
 
     def forward(self, x: torch.Tensor, rotary: Rotary, cache: LayerCache | None = None) -> torch.Tensor:
         x = x + self.attn(self.norm_1(x), rotary, cache)
-        mlp: torch.Tensor = self.mlp(self.norm_2(x))
-        return x + mlp  # (B, T, C)
+        return x + self.mlp(self.norm_2(x))  # (B, T, C)
 
 
 class ModernGPT(LanguageModel):
@@ -131,7 +133,8 @@ class ModernGPT(LanguageModel):
 
     def __init__(self, config: ModernGptSection, vocab_size: int, numerics: Numerics) -> None:
         super().__init__(numerics)
-        shape, padded_size = config.shape, padded_vocab_size(vocab_size)
+        shape = config.shape
+        padded_size = padded_vocab_size(vocab_size)
         self.has_embedding_norm = config.mlp == "relu2"
         self.wte = Embedding(padded_size, shape.d_model)
         self.h = nn.ModuleList(ModernBlock(config, numerics) for _ in range(shape.n_layers))
@@ -148,14 +151,14 @@ class ModernGPT(LanguageModel):
     def hidden_states(self, tokens: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
         start = cache.length if cache else 0
         end = start + tokens.shape[1]
-        x = self.wte(tokens)
+        x = self.wte(tokens)  # (B, T, C)
         if self.has_embedding_norm:
             x = F.rms_norm(x, x.shape[-1:], eps=NORM_EPS)
         rotary = self.rotary_cos[start:end], self.rotary_sin[start:end]
         for index, block in enumerate(self.h):
-            x = block(x, rotary, cache.layers[index] if cache else None)
-        hidden: torch.Tensor = self.norm_f(x)
-        return hidden
+            layer = cache.layers[index] if cache else None
+            x = block(x, rotary, layer)
+        return self.norm_f(x)
 
 
 def fused_rows(config: ModernGptSection) -> dict[str, list[int]]:
@@ -163,17 +166,18 @@ def fused_rows(config: ModernGptSection) -> dict[str, list[int]]:
     shape = config.shape
     kv_rows = shape.n_kv_heads * shape.head_dim
     rows = {"attn.qkv.weight": [shape.n_heads * shape.head_dim, kv_rows, kv_rows]}
-    return rows | ({"mlp.gate_up.weight": [shape.d_ff, shape.d_ff]} if config.mlp == "swiglu" else {})
+    if config.mlp == "swiglu":
+        rows["mlp.gate_up.weight"] = [shape.d_ff, shape.d_ff]
+    return rows
 
 
 def init_parameter(name: str, parameter: torch.Tensor, seed: int) -> None:
     """Initialize one parameter. Its values depend on the seed, its name and its shape only, so that any process can
     reproduce it alone. Weights of norms are one and output projections zero: at the start, every block is the
     identity."""
-    if parameter.is_meta:
+    if parameter.is_meta:  # a model that is only counted, or whose weights come from a checkpoint
         return
-    key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big") >> 1
-    generator = torch.Generator(parameter.device).manual_seed(key)
+    generator = torch.Generator(parameter.device).manual_seed(derive_seed(seed, name))
     if parameter.dim() < 2:
         nn.init.ones_(parameter)
     elif name.endswith(("attn.proj.weight", "mlp.down.weight")):
@@ -188,7 +192,8 @@ def _rotary_tables(length: int, head_dim: int, theta: float) -> Rotary:
     """cos and sin of each position, (length, 1, hs) each; the first half of sin is negated (see _rotate)."""
     frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)  # (hs / 2,)
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies  # (length, hs / 2)
-    cos, sin = angles.cos(), angles.sin()
+    cos = angles.cos()
+    sin = angles.sin()
     return torch.cat([cos, cos], dim=-1)[:, None], torch.cat([-sin, sin], dim=-1)[:, None]
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-FLEX, SDPA, EAGER = "flex_attention", "sdpa", "eager"
+FLEX = "flex_attention"
+SDPA = "sdpa"
+EAGER = "eager"
 
 
 def default_attention(config: Any) -> str:
@@ -69,4 +71,6 @@ def _supports(config: Any, flag: str, unknown: bool = False) -> bool:
     from transformers import AutoModelForCausalLM
 
     mapping = AutoModelForCausalLM._model_mapping
-    return bool(getattr(mapping[type(config)], flag)) if type(config) in mapping else unknown
+    if type(config) not in mapping:
+        return unknown
+    return bool(getattr(mapping[type(config)], flag))

@@ -15,12 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from llmtrain.compat.numerics import Numerics
 from llmtrain.config.model import HfCausalLmSection
+from llmtrain.core.files import read_json, use_default_mode
+from llmtrain.core.logs import log, warn
+from llmtrain.core.text import one_line
 from llmtrain.errors import DataError, UsageError
-from llmtrain.files import read_json, use_default_mode
 from llmtrain.hub.find import find_model
-from llmtrain.logs import warn
-from llmtrain.models import losses
+from llmtrain.hub.model_names import HubModel, hub_model_of
 from llmtrain.models.base import (
     EXPORT_DTYPES,
     LossFunction,
@@ -41,17 +43,26 @@ from llmtrain.models.hf.attention import (
     without_flex,
 )
 from llmtrain.models.hf.files import (
-    check_installed,
-    count_weights,
+    count_numbers,
     has_tokenizer,
     quiet_libraries,
     read_config,
     read_weights,
+    vocab_size_of,
+    weight_shapes,
 )
-from llmtrain.models.hf.linear_head import changes_logits
-from llmtrain.models.hf.lora import ADAPTER, add_lora, has_adapter, is_adapter_weight, lora_layers, save_adapter
-from llmtrain.models.numerics import Numerics
-from llmtrain.text import one_line
+from llmtrain.models.hf.installed import check_installed
+from llmtrain.models.hf.lora import (
+    ADAPTER,
+    add_lora,
+    describe_adapted,
+    has_adapter,
+    is_adapter_weight,
+    lora_layers,
+    save_adapter,
+)
+from llmtrain.models.hf.probes import changes_logits, is_multimodal, unreached_by_text
+from llmtrain.models.losses import ChunkedLoss, OutputLoss, compiled_loss
 
 MAX_CONTEXT = 4096  # tokens in the KV cache during generation
 CONFIG_FILES = ("config.json", "generation_config.json")
@@ -66,7 +77,8 @@ class CausalLM(nn.Module):
     def __init__(self, model: Any, numerics: Numerics) -> None:
         """`numerics`: those of the run."""
         super().__init__()
-        self.model, self.numerics = model, numerics
+        self.model = model
+        self.output_loss: OutputLoss = ChunkedLoss(numerics)
         self.has_linear_head = False
         """Whether the logits are exactly the output layer applied to the last hidden state. Found out by
         HFCausalLMAdapter.probe: some architectures scale or cap them, under many names."""
@@ -88,19 +100,20 @@ class CausalLM(nn.Module):
         attention = str(base.config._attn_implementation)
         if positions is not None and attention.startswith("flash"):
             # transformers separates packed examples for flash attention only in a batch of one.
-            tokens, options["position_ids"] = tokens.reshape(1, -1), positions.reshape(1, -1)
+            tokens = tokens.reshape(1, -1)
+            options["position_ids"] = positions.reshape(1, -1)
         elif positions is not None and attention == FLEX and has_one_mask(base.config):
             options["attention_mask"] = example_mask(positions)
         if not self.has_linear_head or targets is None:
             with without_flex(base.config) if cache is not None else nullcontext():
-                logits: torch.Tensor = base(input_ids=tokens, **options).logits
+                logits = base(input_ids=tokens, **options).logits  # (B, T, V)
             if targets is None:
                 return logits
             flat = logits.reshape(-1, logits.shape[-1]).float()
             return F.cross_entropy(flat, targets.reshape(-1), reduction="sum")
         hidden = getattr(base, base.base_model_prefix)(input_ids=tokens, **options).last_hidden_state  # (B, T, C)
         head = base.get_output_embeddings()
-        return losses.linear_cross_entropy(hidden, head.weight, head.bias, targets, self.numerics)
+        return self.output_loss(hidden, head.weight, head.bias, targets)
 
 
 class HFCausalLMAdapter(ModelAdapter):
@@ -114,12 +127,14 @@ class HFCausalLMAdapter(ModelAdapter):
         self.directory = find_directory(config)
         self.hf_config = read_config(self.directory, config)
         self.attention = default_attention(self.hf_config) if config.attention == "auto" else config.attention
-        self.vocab_size = _vocab_size(self.hf_config, self.directory)
+        self.vocab_size = vocab_size_of(self.hf_config, self.directory)
         if tokenizer_vocab > self.vocab_size:
             raise DataError(
                 f"The tokenizer has {tokenizer_vocab} tokens, more than the {self.vocab_size} of the model.",
                 remedy="Remove data.tokenizer and model.tokenizer_path to use the tokenizer of the model.",
             )
+        self.not_adapted: list[str] = []
+        """Modules without adapters, because text does not reach them."""
         limit = self.max_positions
         if limit and config.block_size > limit:
             raise UsageError(
@@ -130,8 +145,7 @@ class HFCausalLMAdapter(ModelAdapter):
 
     @property
     def max_positions(self) -> int | None:
-        limit: int | None = getattr(self.hf_config.get_text_config(), "max_position_embeddings", None)
-        return limit
+        return getattr(self.hf_config.get_text_config(), "max_position_embeddings", None)
 
     def context_length(self) -> int:
         longest = max(self.config.block_size, MAX_CONTEXT)
@@ -140,11 +154,14 @@ class HFCausalLMAdapter(ModelAdapter):
     def stop_token_ids(self) -> set[int]:
         """A chat model may end a turn with another token than a document."""
         eos = (read_json(self.directory / "generation_config.json") or {}).get("eos_token_id")
-        return {i for i in (eos if isinstance(eos, list) else [eos]) if isinstance(i, int)}
+        ids = eos if isinstance(eos, list) else [eos]
+        return {token for token in ids if isinstance(token, int)}
 
     def config_files(self) -> list[Path]:
-        code = sorted(self.directory.glob("*.py")) if self.config.trust_remote_code else []
-        return [*(path for name in CONFIG_FILES if (path := self.directory / name).is_file()), *code]
+        files = [self.directory / name for name in CONFIG_FILES]
+        if self.config.trust_remote_code:
+            files += sorted(self.directory.glob("*.py"))
+        return [path for path in files if path.is_file()]
 
     @classmethod
     def default_tokenizer(cls, config: HfCausalLmSection) -> str:
@@ -156,14 +173,17 @@ class HFCausalLMAdapter(ModelAdapter):
                 f"{directory} has no tokenizer.",
                 remedy="Set model.tokenizer_path to a directory with tokenizer.json.",
             )
-        return str(directory)
+        return str(directory.absolute())  # a relative path may be the name of a built-in tokenizer: gpt2, byte
 
     def prepare_for(self, device: torch.device, is_packed: bool) -> None:
         if self.config.attention == "auto":
             self.attention = best_attention(self.hf_config, device, is_packed)
 
     def build(self) -> nn.Module:
-        return self._prepare(read_weights(self.directory, self.hf_config, self.config, self.attention))
+        module = self._prepare(read_weights(self.directory, self.hf_config, self.config, self.attention))
+        if self.config.lora:
+            log("SETUP", describe_adapted(module, self.not_adapted))
+        return module
 
     def build_empty(self) -> nn.Module:
         from transformers import AutoModelForCausalLM, GenerationConfig
@@ -178,17 +198,19 @@ class HFCausalLMAdapter(ModelAdapter):
     def _prepare(self, model: Any) -> nn.Module:
         model.config.use_cache = False
         if self.config.lora:
-            model = add_lora(model, self.config.lora, grouped=self.numerics.groups_lora)
-            # adapter_config.json must name a base model that others can load: a directory or a name on the hub.
-            path = Path(self.config.path).expanduser()
-            name = str(path.absolute()) if path.is_dir() else self.config.path
-            model.peft_config["default"].base_model_name_or_path = name
+            if self.numerics.adapts_text_layers and is_multimodal(self.hf_config):
+                self.not_adapted = unreached_by_text(model)
+            model = add_lora(model, self.config.lora, self.numerics.groups_lora, excluded=self.not_adapted)
         elif self.config.dtype == "bfloat16":
             warn("TRAIN", "model.dtype is bfloat16 without LoRA: small weight updates are lost to rounding")
         return CausalLM(model, self.numerics).train()
 
     def weight_count(self) -> int | None:
-        return count_weights(self.directory)
+        shapes = weight_shapes(self.directory)
+        return count_numbers(shapes) if shapes else None
+
+    def base_model(self) -> HubModel | None:
+        return hub_model_of(self.directory)
 
     def base_files(self) -> list[Path]:
         return sorted([self.directory / "config.json", *self.directory.glob("*.safetensors")])
@@ -200,8 +222,7 @@ class HFCausalLMAdapter(ModelAdapter):
     def loss(
         self, module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, positions: torch.Tensor | None = None
     ) -> torch.Tensor:
-        loss: torch.Tensor = module(inputs, targets, positions)
-        return loss
+        return module(inputs, targets, positions)
 
     @torch.no_grad()
     def separates_packed_examples(self, module: nn.Module) -> bool:
@@ -212,7 +233,8 @@ class HFCausalLMAdapter(ModelAdapter):
         device = next(module.parameters()).device
         tokens = torch.arange(32, device=device).view(2, 16) % self.vocab_size
         borders = (8, 5)  # the first token of the second example, per sequence
-        positions = torch.stack([torch.cat([torch.arange(b), torch.arange(16 - b)]) for b in borders]).to(device)
+        rows = [torch.cat([torch.arange(border), torch.arange(16 - border)]) for border in borders]
+        positions = torch.stack(rows).to(device)  # (2, 16)
         with evaluating(module):
             packed = self._logits(module, tokens, positions)
             leaking = self._logits(module, tokens, None)
@@ -224,8 +246,7 @@ class HFCausalLMAdapter(ModelAdapter):
         return True
 
     def _logits(self, module: nn.Module, tokens: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
-        logits: torch.Tensor = module(tokens, positions=positions)
-        return logits.float().view(*tokens.shape, -1)
+        return module(tokens, positions=positions).float().view(*tokens.shape, -1)
 
     def _can_run(self, module: nn.Module) -> bool:
         """Flash attention does not run on the CPU, where a model is that will be sharded."""
@@ -270,18 +291,22 @@ class HFCausalLMAdapter(ModelAdapter):
         # them in the backward pass: a third of the activations, for one more pass over each. A full fine-tuning needs
         # the memory for gradients and optimizer state.
         torch._functorch.config.ban_recompute_materialized_backward = self.config.lora is not None
+        assert isinstance(module, CausalLM)
+        module.output_loss = compiled_loss(self.numerics)
         return super().compiled_loss(module, by_block=True)
 
     def flops_per_token(self, module: nn.Module) -> float:
         """6 per trained weight; 4 per frozen one, which needs no weight gradient."""
         trained = trainable_count(module)
         config = self.hf_config.get_text_config()
-        layers, width = config.num_hidden_layers, config.hidden_size
-        attention = 12.0 * layers * width * self.config.block_size
-        embedding = 0 if getattr(config, "tie_word_embeddings", False) else self.vocab_size * width
+        width = config.hidden_size
+        attention = 12.0 * config.num_hidden_layers * width * self.config.block_size
+        is_tied = getattr(config, "tie_word_embeddings", False)
+        embedding = 0 if is_tied else self.vocab_size * width  # an untied one is looked up, not multiplied
         frozen = parameter_count(module) - trained
-        weights = 4.0 * (frozen - embedding) + 6.0 * trained if frozen else 6.0 * (trained - embedding)
-        return float(weights + attention)
+        if not frozen:
+            return 6.0 * (trained - embedding) + attention
+        return 4.0 * (frozen - embedding) + 6.0 * trained + attention
 
     def next_logits(self, module: nn.Module, block_size: int) -> NextLogits:
         """For generation, with a KV cache."""
@@ -293,9 +318,10 @@ class HFCausalLMAdapter(ModelAdapter):
         def next_logits(ids: Sequence[int]) -> torch.Tensor:
             nonlocal cache, cached
             if cache is None or len(ids) > block_size:
-                cache, cached = DynamicCache(), max(0, len(ids) - block_size)
+                cache = DynamicCache()
+                cached = max(0, len(ids) - block_size)
             new = torch.tensor([list(ids[cached:])], device=next(module.parameters()).device)
-            logits: torch.Tensor = module(new, cache=cache)
+            logits = module(new, cache=cache)  # (1, T, V)
             cached = len(ids)
             return logits[0, -1]
 
@@ -306,12 +332,12 @@ class HFCausalLMAdapter(ModelAdapter):
         if not has_adapter(module):
             return None
         adapted: Any = module.model
-        tensors = {
-            name.removeprefix("model."): _full_copy(parameter)
-            for name, parameter in module.named_parameters()
-            if is_adapter_weight(name)
-        }
-        return lambda directory: save_adapter(adapted, tensors, directory / ADAPTER)
+        tensors = {}
+        for name, parameter in module.named_parameters():
+            if is_adapter_weight(name):
+                tensors[name.removeprefix("model.")] = _full_copy(parameter)
+        base = self.base_model()
+        return lambda directory: save_adapter(adapted, tensors, directory / ADAPTER, base)
 
     def export(
         self,
@@ -364,15 +390,6 @@ def enable_adapters(module: nn.Module, enabled: bool) -> None:
     """Without its adapters, the module is the base model."""
     for layer in lora_layers(module):
         layer.enable_adapters(enabled)
-
-
-def _vocab_size(config: Any, directory: Path) -> int:
-    size = getattr(config.get_text_config(), "vocab_size", None)
-    if not isinstance(size, int):
-        raise DataError(
-            f"{directory} is not a language model: its config.json ({config.model_type}) has no vocab_size."
-        )
-    return size
 
 
 def _full_copy(parameter: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,9 @@ is replaced: it adds the low-rank product in place and saves nothing for the bac
 with a common input are computed together (lora_groups.py).
 """
 
+import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,28 +15,35 @@ import torch
 from torch import nn
 
 from llmtrain.config.model import LoraSection
+from llmtrain.core.files import read_json, use_default_mode, write_json
+from llmtrain.core.text import one_line
 from llmtrain.errors import DataError, UsageError
-from llmtrain.files import use_default_mode
+from llmtrain.hub.find import is_id, looks_like_path
+from llmtrain.hub.model_names import HubModel
 from llmtrain.models.hf.lora_groups import group_layers
-from llmtrain.text import one_line
 
 ADAPTER = "adapter"
 ADAPTER_CONFIG = "adapter_config.json"
 BASE_RECORD = "llmtrain.json"
-"""File in an adapter directory with the SHA-256 of the base model's files."""
+"""File in an adapter directory with the SHA-256 of the base model's files and, in a run, the path of the base model."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
-def add_lora(model: nn.Module, section: LoraSection, grouped: bool = True) -> nn.Module:
-    """The model with new adapters, which are its only trainable parameters. `grouped`: see use_fast_forward."""
+def add_lora(model: nn.Module, section: LoraSection, grouped: bool = True, excluded: Sequence[str] = ()) -> nn.Module:
+    """The model with new adapters, which are its only trainable parameters. `grouped`: see use_fast_forward;
+    `excluded`: modules that get none."""
     from peft import LoraConfig, TaskType, get_peft_model
 
-    check_target_modules(model, section.target_modules)
+    check_target_modules(model, section.target_modules, excluded)
+    exclude_modules = None
+    if excluded:
+        exclude_modules = rf"({'|'.join(map(re.escape, excluded))})(\..*)?"
     config = LoraConfig(
         r=section.rank,
         lora_alpha=section.alpha,  # type: ignore[arg-type]
         lora_dropout=section.dropout,
         target_modules=section.target_modules or "all-linear",
+        exclude_modules=exclude_modules,
         use_rslora=section.rslora,
         use_dora=section.dora,
         task_type=TaskType.CAUSAL_LM,
@@ -52,13 +60,23 @@ def add_lora(model: nn.Module, section: LoraSection, grouped: bool = True) -> nn
     return adapted
 
 
-def check_target_modules(model: nn.Module, names: list[str]) -> None:
+def check_target_modules(model: nn.Module, names: list[str], excluded: Sequence[str] = ()) -> None:
     """Refuse names that match no layer: peft ignores them silently if another name matches."""
-    layers = [name for name, module in model.named_modules() if is_linear(module)]
-    unknown = [name for name in names if not any(layer == name or layer.endswith(f".{name}") for layer in layers)]
+    outside = tuple(f"{outer}." for outer in excluded)
+    layers = []
+    for name, module in model.named_modules():
+        if is_linear(module) and not f"{name}.".startswith(outside):
+            layers.append(name)
+    unknown = []
+    for name in names:
+        if not any(f".{layer}".endswith(f".{name}") for layer in layers):
+            unknown.append(name)
     if unknown:
+        where = ""
+        if excluded:
+            where = f" outside of {', '.join(excluded)}, which text does not reach"
         raise UsageError(
-            f"model.lora.target_modules: the model has no linear layer named {', '.join(unknown)}.",
+            f"model.lora.target_modules: the model has no linear layer named {', '.join(unknown)}{where}.",
             known={layer.rpartition(".")[2] for layer in layers},
         )
 
@@ -87,29 +105,40 @@ def lora_layers(adapted: nn.Module) -> Iterator[Any]:
     return (module for module in adapted.modules() if hasattr(module, "lora_A") and hasattr(module, "base_layer"))
 
 
+def describe_adapted(adapted: nn.Module, unreached: list[str]) -> str:
+    """`LoRA adapts 14 layers: down_proj, gate_proj, ...`"""
+    layers = {id(layer) for layer in lora_layers(adapted)}
+    names = {name.rpartition(".")[2] for name, part in adapted.named_modules() if id(part) in layers}
+    text = f"LoRA adapts {len(layers)} layers: {', '.join(sorted(names))}"
+    if unreached:
+        text += f"; not those of {', '.join(unreached)}, which text does not reach"
+    return text
+
+
 def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     if layer.disable_adapters or layer.merged or kwargs or args:
-        output: torch.Tensor = layer.peft_forward(x, *args, **kwargs)
-        return output
+        return layer.peft_forward(x, *args, **kwargs)
     (name,) = layer.active_adapters
     dropout = layer.lora_dropout[name]
     base = layer.base_layer
-    a, b, weight, bias = layer.lora_A[name].weight, layer.lora_B[name].weight, base.weight, base.bias
-    device_type = x.device.type
-    is_autocast = torch.is_autocast_enabled(device_type)
+    a = layer.lora_A[name].weight  # (rank, in)
+    is_autocast = torch.is_autocast_enabled(x.device.type)
     if torch.compiler.is_compiling():
         # The compiler fuses this form better; it would turn the in-place operations below into copies.
-        out: torch.Tensor = base(x)
-        low = layer.lora_A[name](dropout(x) if is_autocast else dropout(x).to(a.dtype))
-        fused: torch.Tensor = (out + layer.lora_B[name](low) * layer.scaling[name]).to(out.dtype)
-        return fused
-    dtype = torch.get_autocast_dtype(device_type) if is_autocast else x.dtype
-    x, weight, a = x.to(dtype), weight.to(dtype), a.to(dtype)
-    b = (b * layer.scaling[name]).to(dtype)
-    bias = None if bias is None else bias.to(dtype)
-    dropped = dropout(x) if layer.training and not isinstance(dropout, nn.Identity) else None
-    result: torch.Tensor = _LoraLinear.apply(x, dropped, weight, bias, a, b)  # type: ignore[no-untyped-call]
-    return result
+        out = base(x)
+        dropped = dropout(x)
+        low = layer.lora_A[name](dropped if is_autocast else dropped.to(a.dtype))
+        return (out + layer.lora_B[name](low) * layer.scaling[name]).to(out.dtype)
+    dtype = torch.get_autocast_dtype(x.device.type) if is_autocast else x.dtype
+    x = x.to(dtype)
+    weight = base.weight.to(dtype)  # (out, in)
+    bias = None if base.bias is None else base.bias.to(dtype)
+    a = a.to(dtype)
+    b = (layer.lora_B[name].weight * layer.scaling[name]).to(dtype)  # (out, rank)
+    dropped = None
+    if layer.training and not isinstance(dropout, nn.Identity):
+        dropped = dropout(x)
+    return _LoraLinear.apply(x, dropped, weight, bias, a, b)  # type: ignore[no-untyped-call]
 
 
 class _LoraLinear(torch.autograd.Function):
@@ -150,7 +179,7 @@ class _LoraLinear(torch.autograd.Function):
         return grad_x, grad_dropped, None, None, grad_low.t() @ adapter_input, grad.t() @ low
 
 
-def save_adapter(adapted: Any, tensors: dict[str, torch.Tensor], directory: Path) -> None:
+def save_adapter(adapted: Any, tensors: dict[str, torch.Tensor], directory: Path, base: HubModel | None) -> None:
     """Write adapter_config.json and adapter_model.safetensors as peft does, from gathered or copied tensors."""
     from safetensors import SafetensorError
 
@@ -159,6 +188,36 @@ def save_adapter(adapted: Any, tensors: dict[str, torch.Tensor], directory: Path
     except (SafetensorError, ValueError) as problem:  # safetensors raises SafetensorError on ENOSPC too
         raise OSError(str(problem)) from None
     use_default_mode(directory / ADAPTER_WEIGHTS)
+    # peft names the base model by the path it was loaded from, also in a model card of its own.
+    (directory / "README.md").unlink(missing_ok=True)
+    name_base_model(directory, base)
+
+
+def name_base_model(directory: Path, base: HubModel | None) -> None:
+    """Set the base model in adapter_config.json; None leaves it open, and peft then asks for the model."""
+    path = directory / ADAPTER_CONFIG
+    values = read_json(path)
+    values["base_model_name_or_path"] = base.name if base else None
+    values["revision"] = base.revision if base else None
+    # peft keeps a set, whose order differs between processes.
+    if isinstance(values.get("target_modules"), list):
+        values["target_modules"].sort(key=_in_layer_order)
+    write_json(path, values)
+
+
+def _in_layer_order(name: str) -> list[tuple[bool, int | str]]:
+    """Sorts layers.2 before layers.10."""
+    return [(part.isdigit(), int(part) if part.isdigit() else part) for part in name.split(".")]
+
+
+def named_base_model(directory: Path) -> HubModel | None:
+    """The base model in adapter_config.json; None if there is none, or if it is a path, which others cannot load."""
+    values = read_json(directory / ADAPTER_CONFIG) or {}
+    name = values.get("base_model_name_or_path")
+    revision = values.get("revision")
+    if not isinstance(name, str) or looks_like_path(name) or Path(name).is_dir() or not is_id(name):
+        return None
+    return HubModel(name, revision if isinstance(revision, str) else None)
 
 
 def has_adapter(module: nn.Module) -> bool:
@@ -186,18 +245,20 @@ def load_adapter(model: nn.Module, directory: Path) -> nn.Module:
             raise ValueError(f"modules_to_save {config.modules_to_save}, which llmtrain does not support")
         adapted: Any = get_peft_model(cast(Any, model), config)
         expected = get_peft_model_state_dict(adapted)
-        mismatched = [n for n in expected.keys() | tensors.keys() if _shape(expected, n) != _shape(tensors, n)]
+        names = expected.keys() | tensors.keys()
+        mismatched = sorted(name for name in names if _shape(expected, name) != _shape(tensors, name))
     except Exception as problem:  # peft raises many types: unknown methods, missing layers
         mismatched = [f"{type(problem).__name__}: {one_line(problem, 200)}"]
     if mismatched:
+        others = ""
+        if len(mismatched) > 1:
+            others = f" and {len(mismatched) - 1} more do not match"
         raise DataError(
-            f"The adapter in {directory} does not fit this base model: {sorted(mismatched)[0]}"
-            + (f" and {len(mismatched) - 1} more do not match." if len(mismatched) > 1 else "."),
+            f"The adapter in {directory} does not fit this base model: {mismatched[0]}{others}.",
             remedy="Use the base model that the adapter was trained on.",
         )
     set_peft_model_state_dict(adapted, tensors)
-    module: nn.Module = adapted
-    return module
+    return adapted
 
 
 def _read_adapter(directory: Path) -> dict[str, torch.Tensor]:
@@ -210,10 +271,9 @@ def _read_adapter(directory: Path) -> dict[str, torch.Tensor]:
             f"{directory} has no {ADAPTER_WEIGHTS}.", remedy="Use the adapter/ directory of a run or checkpoint."
         )
     try:
-        tensors: dict[str, torch.Tensor] = load_file(path)
+        return load_file(path)
     except (OSError, SafetensorError) as problem:
         raise DataError(f"{path} is damaged: {problem}.", remedy="Restore it from a backup.") from None
-    return tensors
 
 
 def _shape(tensors: dict[str, torch.Tensor], name: str) -> tuple[int, ...] | None:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from llmtrain.models.target_device import is_gpu
+
 Tensor = torch.Tensor
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of layers that transformers' architectures apply to the same tensor."""
@@ -43,42 +45,50 @@ def group_layers(adapted: nn.Module, layers: Sequence[Any]) -> None:
 def _use_group(layers: list[Any]) -> None:
     group = LoraGroup(layers)
     for index, layer in enumerate(layers):
-        layer.lora_group, layer.lora_index = group, index
+        layer.lora_group = group
+        layer.lora_index = index
         layer.peft_forward = layer.forward
         layer.forward = types.MethodType(_forward, layer)
 
 
 def _forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if layer.disable_adapters or layer.merged or kwargs or args:
-        output: Tensor = layer.peft_forward(x, *args, **kwargs)
-        return output
+        return layer.peft_forward(x, *args, **kwargs)
     group: LoraGroup = layer.lora_group
     if layer.lora_index == 0:
         outputs = lora_linear(x, group.layers)
         if len(outputs) > 1:
-            group.input, group.outputs = x, outputs
+            group.input = x
+            group.outputs = outputs
         return outputs[0]
     if group.input is not x:  # this architecture applies the layers to different tensors
         return lora_linear(x, [layer])[0]
     output = group.outputs[layer.lora_index]
-    if layer.lora_index == len(group.layers) - 1:
-        group.input, group.outputs = None, []
+    if layer.lora_index == len(group.layers) - 1:  # the last one: let go of the tensors
+        group.input = None
+        group.outputs = []
     return output
 
 
 def lora_linear(x: Tensor, layers: Sequence[Any]) -> list[Tensor]:
     """x W^T + bias + x A^T (scaling B)^T of each layer."""
-    device_type = x.device.type
-    dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype
+    dtype = x.dtype
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
     (name,) = layers[0].active_adapters
-    a = [layer.lora_A[name].weight for layer in layers]
-    stacked = (torch.cat(a) if len(a) > 1 else a[0]).to(dtype)  # (ranks, in)
-    b = [(layer.lora_B[name].weight * layer.scaling[name]).to(dtype) for layer in layers]
-    weights = [layer.base_layer.weight.to(dtype) for layer in layers]
-    biases = [layer.base_layer.bias for layer in layers]
-    biases = [None if bias is None else bias.to(dtype) for bias in biases]
-    count = len(layers)
-    return list(_LoraLinears.apply(x.to(dtype), stacked, count, *b, *weights, *biases))  # type: ignore[no-untyped-call]
+    a = []
+    b = []
+    weights = []
+    biases = []
+    for layer in layers:
+        a.append(layer.lora_A[name].weight)  # (rank, in)
+        b.append((layer.lora_B[name].weight * layer.scaling[name]).to(dtype))  # (out, rank)
+        weights.append(layer.base_layer.weight.to(dtype))  # (out, in)
+        bias = layer.base_layer.bias
+        biases.append(None if bias is None else bias.to(dtype))
+    stacked = torch.cat(a) if len(a) > 1 else a[0]  # (ranks, in)
+    tensors = (*b, *weights, *biases)
+    return list(_LoraLinears.apply(x.to(dtype), stacked.to(dtype), len(layers), *tensors))  # type: ignore[no-untyped-call]
 
 
 class _LoraLinears(torch.autograd.Function):
@@ -86,7 +96,9 @@ class _LoraLinears(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, a: Tensor, count: int, *tensors: Any) -> tuple[Tensor, ...]:
-        b, weights, biases = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
+        b = tensors[:count]
+        weights = tensors[count : 2 * count]
+        biases = tensors[2 * count :]
         rows = x.reshape(-1, x.shape[-1])  # (N, in)
         function = _forward_operator if torch.compiler.is_compiling() else forward_products
         *outputs, low = function(rows, a, list(b), list(weights), list(biases))
@@ -146,55 +158,25 @@ def backward_products(
     return [grad_x, grad_low.t() @ x, *grad_b]
 
 
-def is_gpu(x: Tensor) -> bool:
-    return x.is_cuda
-
-
 def _parts(low: Tensor, b: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The columns of each layer."""
     return torch.split(low, [b_one.shape[1] for b_one in b], dim=1)
 
 
-@torch.library.custom_op("llmtrain::lora_forward", mutates_args=())
-def _forward_operator(
-    x: Tensor, a: Tensor, b: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None]
-) -> list[Tensor]:
-    return forward_products(x, a, b, weights, biases)
+# For torch.compile: the products as operators that it does not look into, and the shapes of their results.
+_forward_operator = torch.library.custom_op("llmtrain::lora_forward", forward_products, mutates_args=())
+_backward_operator = torch.library.custom_op("llmtrain::lora_backward", backward_products, mutates_args=())
 
 
 @_forward_operator.register_fake
-def _(
-    x: Tensor,
-    a: Tensor,
-    b: Sequence[Tensor],  # noqa: ARG001
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor | None],  # noqa: ARG001
-) -> list[Tensor]:
-    return [*[x.new_empty(len(x), len(weight)) for weight in weights], x.new_empty(len(x), len(a))]
-
-
-@torch.library.custom_op("llmtrain::lora_backward", mutates_args=())
-def _backward_operator(
-    grads: Sequence[Tensor],
-    x: Tensor,
-    low: Tensor,
-    a: Tensor,
-    b: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    needs_input: bool,
-) -> list[Tensor]:
-    return backward_products(grads, x, low, a, b, weights, needs_input)
+def _forward_shapes(x: Tensor, a: Tensor, _: Any, weights: Sequence[Tensor], __: Any) -> list[Tensor]:
+    outputs = [x.new_empty(len(x), len(weight)) for weight in weights]
+    return [*outputs, x.new_empty(len(x), len(a))]
 
 
 @_backward_operator.register_fake
-def _(
-    grads: Sequence[Tensor],  # noqa: ARG001
-    x: Tensor,
-    low: Tensor,  # noqa: ARG001
-    a: Tensor,
-    b: Sequence[Tensor],
-    weights: Sequence[Tensor],  # noqa: ARG001
-    needs_input: bool,
+def _backward_shapes(
+    _: Any, x: Tensor, __: Any, a: Tensor, b: Sequence[Tensor], ___: Any, needs_input: bool
 ) -> list[Tensor]:
     grad_x = torch.empty_like(x) if needs_input else x.new_empty(0)
-    return [grad_x, torch.empty_like(a), *[torch.empty_like(b_one) for b_one in b]]
+    return [grad_x, torch.empty_like(a), *map(torch.empty_like, b)]

@@ -9,24 +9,23 @@ import tarfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from llmtrain.code_bundle import SKIPPED
+from llmtrain.core.text import plural
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
-from llmtrain.kubernetes.client import Cluster
 from llmtrain.kubernetes.exec import STDERR, PodProcess
+from llmtrain.launch.code_bundle import SKIPPED
+from llmtrain.launch.pod_task import HELD_COMMAND, WORK_DIR
 from llmtrain.launch.record import Record
-from llmtrain.launch.work import HELD_COMMAND, WORK_DIR
-from llmtrain.operate.status.pods import PodStatus, pod_statuses
-from llmtrain.operate.status.run_status import find_pods
-from llmtrain.text import plural
+from llmtrain.operate.observed_run import ObservedRun
+from llmtrain.operate.status.pods import PodStatus
 
 BLOCK = 2**16
 MAX_PARALLEL_PUSHES = 16
-MAX_PUSH_BYTES = 2**29
+MAX_PUSH_BYTES = 2**29  # all of it is held in memory, here and by the exec connections
 OnLine = Callable[[int, int, str], None]
 """Called with every output line: node rank, STDOUT or STDERR, text."""
 
@@ -44,7 +43,7 @@ class FileBundle:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """Of a command that `exec` ran in one pod."""
+    """Result of a command that `exec` ran in one pod."""
 
     index: int
     pod: str
@@ -64,17 +63,9 @@ def bundle_files(paths: Sequence[str]) -> FileBundle:
         if not path.exists():
             raise UsageError(f"{argument} does not exist.")
         top = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would replace the name of a symbolic link)
-        files = (
-            [top]
-            if top.is_file()
-            else sorted(each for each in top.rglob("*") if each.is_symlink() or not each.is_dir())
-        )
-        for file in files:
+        for file in _files_below(top):
             name = str(file.relative_to(top.parent))
-            inner = file.relative_to(top).parts if file != top else ()
-            if any(fnmatchcase(part, each) for part in inner for each in SKIPPED) or (
-                file != top and (file.is_symlink() or not file.is_file())
-            ):
+            if file != top and _is_skipped(file, top):
                 skipped.append(name)
             elif name in names and names[name] != file:
                 raise UsageError(f"{names[name]} and {file} would both be {name} in {WORK_DIR}.")
@@ -84,9 +75,26 @@ def bundle_files(paths: Sequence[str]) -> FileBundle:
         raise UsageError(f"No files to push in {', '.join(paths)}.")
     _check_size(names)
     buffer = io.BytesIO()
+    size = 0
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        size = sum(_add(archive, name, file) for name, file in names.items())
+        for name, file in names.items():
+            size += _add(archive, name, file)
     return FileBundle(buffer.getvalue(), list(names), list(dict.fromkeys(skipped)), size)
+
+
+def _files_below(top: Path) -> list[Path]:
+    if top.is_file():
+        return [top]
+    # Also links to directories, so that they are reported as skipped.
+    return sorted(path for path in top.rglob("*") if path.is_symlink() or not path.is_dir())
+
+
+def _is_skipped(file: Path, top: Path) -> bool:
+    """Whether a file inside a directory is left out: caches and secrets by name, and what is not a regular file."""
+    for part in file.relative_to(top).parts:
+        if any(fnmatchcase(part, pattern) for pattern in SKIPPED):
+            return True
+    return file.is_symlink() or not file.is_file()
 
 
 def _check_size(names: dict[str, Path]) -> None:
@@ -113,70 +121,78 @@ def _add(archive: tarfile.TarFile, name: str, file: Path) -> int:
     except OSError as problem:
         raise UsageError(f"{file} cannot be read: {problem.strerror}.") from None
     entry = tarfile.TarInfo(name)
-    entry.size, entry.mode, entry.mtime = len(content), status.st_mode & 0o777, int(status.st_mtime)
+    entry.size = len(content)
+    entry.mode = status.st_mode & 0o777
+    entry.mtime = int(status.st_mtime)
     archive.addfile(entry, io.BytesIO(content))
     return len(content)
 
 
-def running_pods(cluster: Cluster, record: Record, selected: Sequence[str] = ()) -> list[PodStatus]:
+def running_pods(run: ObservedRun, selected: Sequence[str] = ()) -> list[PodStatus]:
     """All pods of the run, or those selected by index or name. An error if they are not running."""
-    statuses = pod_statuses(record, find_pods(cluster, record))
-    fewest, most = record.config.launch.node_range
-    run = f"{record.run_id}{cluster.place(record.namespace)}"
-    remedy = f"Diagnose it: llmtrain why {run}. Start it again: llmtrain resume {run}."
-    if selected:
-        indexes = _indexes(statuses, most, selected)
-        pods = [pod for pod in statuses if pod.index in indexes and pod.is_running]
-        if missing := sorted(indexes - {pod.index for pod in pods}):
-            names = ", ".join(map(str, missing))
-            raise UsageError(f"Pod {names} of run '{record.run_id}' is not running.", remedy=remedy)
-        return pods
+    statuses = run.pod_statuses
+    fewest, most = run.record.config.launch.node_range
+    remedy = f"Diagnose it: llmtrain why {run.in_commands}. Start it again: llmtrain resume {run.in_commands}."
     pods = [pod for pod in statuses if pod.is_running]
-    if len(pods) < fewest:
-        raise UsageError(f"Only {len(pods)} of {most} pods of run '{record.run_id}' are running.", remedy=remedy)
-    return pods
+    if not selected:
+        if len(pods) < fewest:
+            raise UsageError(f"Only {len(pods)} of {most} pods of run '{run.run_id}' are running.", remedy=remedy)
+        return pods
+    indexes = _indexes(statuses, most, selected)
+    missing = sorted(indexes - {pod.index for pod in pods})
+    if missing:
+        names = ", ".join(map(str, missing))
+        raise UsageError(f"Pod {names} of run '{run.run_id}' is not running.", remedy=remedy)
+    return [pod for pod in pods if pod.index in indexes]
 
 
 def _indexes(pods: Sequence[PodStatus], count: int, selected: Sequence[str]) -> set[int]:
-    by_name = {pod.name: pod.index for pod in pods}
-    by_name |= {str(index): index for index in range(count)}
-    if unknown := [name for name in selected if name not in by_name]:
+    """Node ranks of pods that are given by rank or by name."""
+    ranks = {str(index): index for index in range(count)}
+    names = {pod.name: pod.index for pod in pods} | ranks
+    unknown = [name for name in selected if name not in names]
+    if unknown:
         raise UsageError(
             f"There is no pod {', '.join(unknown)}.",
-            known=[str(index) for index in range(count)],
+            known=ranks,
             remedy="--pod takes a node rank, or a pod name as shown by llmtrain status.",
         )
-    return {by_name[name] for name in selected}
+    return {names[name] for name in selected}
 
 
-def check_held(cluster: Cluster, record: Record, command: str) -> None:
+def check_held(run: ObservedRun, command: str) -> None:
     """Refuse a run whose pods were not launched with --hold."""
-    if record.work.mode != "hold":
+    record = run.record
+    if record.task.mode != "hold":
         raise UsageError(
             f"{command} needs a run launched with --hold; run '{record.run_id}' was launched in mode "
-            f"{record.work.mode}.",
-            remedy=f"Start one: llmtrain launch --hold --name NAME --image {record.config.launch.image}"
-            f"{cluster.place(record.namespace)}.",
+            f"{record.task.mode}.",
+            remedy=f"Start one: llmtrain launch --hold --name NAME --image {record.config.launch.image}{run.place}.",
         )
 
 
-def push(cluster: Cluster, record: Record, bundle: FileBundle, selected: Sequence[str] = ()) -> list[PodStatus]:
+def push(run: ObservedRun, bundle: FileBundle, selected: Sequence[str] = ()) -> list[PodStatus]:
     """Copy files to /work in all pods, or in the selected ones. Returns those pods."""
-    check_held(cluster, record, "push")
-    pods = running_pods(cluster, record, selected)
+    check_held(run, "push")
+    pods = running_pods(run, selected)
     words = ["take", str(len(bundle.data)), hashlib.sha256(bundle.data).hexdigest()]
 
     def send(pod: PodStatus) -> None:
-        stderr, broken = b"", None
-        with closing(_start(cluster, record, pod, [*HELD_COMMAND, *words])) as process:
+        stderr = b""
+        broken = None
+        with closing(_start(run, pod, [*HELD_COMMAND, *words])) as process:
             try:
                 for start in range(0, len(bundle.data), BLOCK):
                     process.write(bundle.data[start : start + BLOCK])
             except ClusterError as problem:  # the script exited early; its stderr has the reason
                 broken = problem
-            with suppress(ClusterError) if broken else nullcontext():
+            try:
                 for channel, data in process.output():
-                    stderr += data if channel == STDERR else b""
+                    if channel == STDERR:
+                        stderr += data
+            except ClusterError:
+                if broken is None:
+                    raise
         if broken and not stderr:
             raise broken
         process.check(stderr)
@@ -186,17 +202,19 @@ def push(cluster: Cluster, record: Record, bundle: FileBundle, selected: Sequenc
 
 
 def run_in_all(
-    cluster: Cluster, record: Record, words: Sequence[str], on_line: OnLine, selected: Sequence[str] = ()
+    run: ObservedRun, words: Sequence[str], on_line: OnLine, selected: Sequence[str] = ()
 ) -> list[CommandResult]:
     """Run a command in all pods (or the selected ones) concurrently until all exit. In held pods Ctrl-C stops it."""
-    pods = running_pods(cluster, record, selected)
+    pods = running_pods(run, selected)
     processes: list[PodProcess] = []
     is_interrupted = threading.Event()
 
     def run_one(pod: PodStatus) -> CommandResult:
-        prefix = [*HELD_COMMAND, "run", _variables(record, pod)] if record.work.mode == "hold" else []
+        command = list(words)
+        if run.record.task.mode == "hold":
+            command = [*HELD_COMMAND, "run", _variables(run.record, pod), *words]
         try:
-            with closing(_start(cluster, record, pod, [*prefix, *words])) as process:
+            with closing(_start(run, pod, command)) as process:
                 processes.append(process)
                 if is_interrupted.is_set():
                     return CommandResult(pod.index, pod.name, None)
@@ -216,58 +234,57 @@ def run_in_all(
             raise
 
 
-def start_in_all(
-    cluster: Cluster, record: Record, words: Sequence[str], selected: Sequence[str] = ()
-) -> list[PodStatus]:
+def start_in_all(run: ObservedRun, words: Sequence[str], selected: Sequence[str] = ()) -> list[PodStatus]:
     """Start a command in the background in all pods (or the selected ones): in every one of them or in none."""
-    check_held(cluster, record, "exec --detach")
-    pods = running_pods(cluster, record, selected)
+    check_held(run, "exec --detach")
+    pods = running_pods(run, selected)
     started: list[PodStatus] = []
 
     def start(pod: PodStatus) -> None:
-        rank = pod.index * record.config.launch.processes_per_node
-        log = f"{record.config.output.mount_path}/{record.run_id}/logs/rank-{rank}.log"
-        _request(cluster, record, pod, [*HELD_COMMAND, "start", _variables(record, pod), log, *words])
+        rank = pod.index * run.record.config.launch.processes_per_node
+        log = f"{run.record.config.output.mount_path}/{run.run_id}/logs/rank-{rank}.log"
+        _request(run, pod, [*HELD_COMMAND, "start", _variables(run.record, pod), log, *words])
         started.append(pod)
 
     try:
         _in_all(pods, start, len(pods))
     except BaseException:
-        _in_all(started, lambda pod: _kill(cluster, record, pod), len(pods))
+        _in_all(started, lambda pod: _kill(run, pod), len(pods))
         raise
     return pods
 
 
-def kill_in_all(cluster: Cluster, record: Record, selected: Sequence[str] = ()) -> list[PodStatus]:
+def kill_in_all(run: ObservedRun, selected: Sequence[str] = ()) -> list[PodStatus]:
     """Stop background commands in all pods, or in the selected ones. Returns the pods where one was running."""
-    check_held(cluster, record, "exec --kill")
-    pods = running_pods(cluster, record, selected)
+    check_held(run, "exec --kill")
+    pods = running_pods(run, selected)
     killed: list[PodStatus] = []
 
     def kill(pod: PodStatus) -> None:
-        if _kill(cluster, record, pod):
+        if _kill(run, pod):
             killed.append(pod)
 
     _in_all(pods, kill, len(pods))
     return sorted(killed, key=lambda pod: pod.index)
 
 
-def _kill(cluster: Cluster, record: Record, pod: PodStatus) -> bool:
-    return _request(cluster, record, pod, [*HELD_COMMAND, "end"]).get("process") is not None
+def _kill(run: ObservedRun, pod: PodStatus) -> bool:
+    return _request(run, pod, [*HELD_COMMAND, "end"]).get("process") is not None
 
 
-def _request(cluster: Cluster, record: Record, pod: PodStatus, words: list[str]) -> dict[str, int | None]:
+def _request(run: ObservedRun, pod: PodStatus, words: list[str]) -> dict[str, int | None]:
     """Send a request to hold.py in a pod and return its response."""
-    answer = dict(json.loads(b"".join(cluster.run(pod.name, record.namespace, record.workload.container, words))))
+    output = run.cluster.run(pod.name, run.namespace, run.record.kind.container, words)
+    answer = dict(json.loads(b"".join(output)))
     if "problem" in answer:
-        run = f"{record.run_id}{cluster.place(record.namespace)}"
-        raise UsageError(f"{answer['problem']}.", remedy=f"Stop the running command: llmtrain exec {run} --kill.")
+        remedy = f"Stop the running command: llmtrain exec {run.in_commands} --kill."
+        raise UsageError(f"{answer['problem']}.", remedy=remedy)
     return answer
 
 
-def _start(cluster: Cluster, record: Record, pod: PodStatus, words: list[str]) -> PodProcess:
-    is_held = record.work.mode == "hold"
-    return cluster.start(pod.name, record.namespace, record.workload.container, words, stdin=is_held)
+def _start(run: ObservedRun, pod: PodStatus, words: list[str]) -> PodProcess:
+    is_held = run.record.task.mode == "hold"
+    return run.cluster.start(pod.name, run.namespace, run.record.kind.container, words, stdin=is_held)
 
 
 def _variables(record: Record, pod: PodStatus) -> str:
@@ -312,7 +329,9 @@ def _in_all(pods: Sequence[PodStatus], action: Callable[[PodStatus], object], ma
             raise
     if problems:
         _, name, first = min(problems, key=lambda row: row[0])
-        others = f" (and in {plural(len(problems) - 1, 'other pod')})" if len(problems) > 1 else ""
-        error = ClusterError(f"In {name}: {first.what.rstrip('.')}{others}.", remedy=first.remedy)
+        what = f"In {name}: {first.what.rstrip('.')}"
+        if len(problems) > 1:
+            what += f" (and in {plural(len(problems) - 1, 'other pod')})"
+        error = ClusterError(f"{what}.", remedy=first.remedy)
         error.exit_code = first.exit_code
         raise error

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from llmtrain.runs import manifest
+from llmtrain.runs import checksums
 from llmtrain.runs.directory import RunDirectory
 
 Only = Literal["all", "best", "metrics", "logs"]
@@ -14,7 +14,7 @@ GENERATIONS = _NAMES.generations.name
 FINISHED = _NAMES.finished.name
 REPORT = _NAMES.report.name
 CHECKPOINTS = _NAMES.checkpoints.name
-POINTERS = {pointer: f"{CHECKPOINTS}/{pointer}" for pointer in manifest.POINTERS}
+POINTERS = {pointer: f"{CHECKPOINTS}/{pointer}" for pointer in checksums.POINTERS}
 IDENTITY = (META, GENERATIONS, _NAMES.config.name)  # fetched first: they identify the run
 
 _NEVER = {_NAMES.lock.name, _NAMES.heartbeats.name}  # only meaningful to the processes that write them
@@ -54,5 +54,6 @@ def is_link(path: str) -> bool:
 def checkpoint_of(path: str) -> str | None:
     """`step_20` for a file of that checkpoint; None for other files and for superseded checkpoints."""
     parts = path.split("/")
-    is_inside = parts[0] == CHECKPOINTS and len(parts) > 2 and manifest.step_of(parts[1]) is not None
-    return parts[1] if is_inside else None
+    if parts[0] != CHECKPOINTS or len(parts) < 3 or checksums.step_of(parts[1]) is None:
+        return None
+    return parts[1]

@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 from llmtrain.errors import UsageError
-from llmtrain.files import read_json
 from llmtrain.runs.directory import RunDirectory
-from llmtrain.runs.generations import MAX_GENERATIONS, read_generations, valid_rows
+from llmtrain.runs.generations import MAX_GENERATIONS, valid_rows
 from llmtrain.runs.lock import is_held
+from llmtrain.runs.view import RunView
 
 _ELSEWHERE = "Fetch to another directory with --to; nothing was changed."
 
@@ -24,24 +24,26 @@ def check_same(run: RunDirectory, meta: bytes | None, generations: bytes | None)
     """Refuse to overwrite another run, or one that was resumed locally."""
     if not run.path.is_dir():
         return
-    local = read_json(run.meta)
-    if local is None:
+    view = RunView(run)
+    local = view.meta
+    if not local:
         if any(not path.name.startswith(".") for path in run.path.iterdir()):
             raise UsageError(f"{run.path} exists and is not a run directory.", remedy=_ELSEWHERE)
         return
     remote = _parse(meta)
-    fields = ("run_id", "started_at")
-    if not isinstance(remote, dict) or any(remote.get(field) != local.get(field) for field in fields):
+    if not isinstance(remote, dict):
+        remote = {"started_at": "an unknown time"}
+    if (remote.get("run_id"), remote.get("started_at")) != (local.get("run_id"), local.get("started_at")):
         raise UsageError(
             f"{run.path} is another run of the same name: it started at {local.get('started_at')}, the one on the "
-            f"cluster at {remote.get('started_at') if isinstance(remote, dict) else 'an unknown time'}.",
+            f"cluster at {remote.get('started_at')}.",
             remedy=_ELSEWHERE,
         )
-    rows = read_generations(run)
-    if rows and not _is_known(rows[-1], valid_rows(_parse(generations))):
+    last = view.last_start
+    if last and not _is_known(last, valid_rows(_parse(generations))):
         raise UsageError(
             f"{run.path} was resumed locally after it was fetched: the cluster has no start at "
-            f"{rows[-1].get('started_at')}.",
+            f"{last.get('started_at')}.",
             remedy=_ELSEWHERE,
         )
 

@@ -10,10 +10,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from llmtrain.errors import ClusterError, DataError, LlmtrainError
-from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch.pod_scripts.file_server import ANY
-from llmtrain.launch.record import Record
 from llmtrain.operate.fetch.reader_pod import COMMAND, CONTAINER, is_running, start_reader
+from llmtrain.operate.observed_run import ObservedRun
 
 MAX_REQUEST_CHARACTERS = 4000  # the command is part of the request URL, for which proxies allow about 8 KB
 
@@ -53,15 +52,10 @@ class FileResponse:
 class Reader:
     """Reads files of one run. Paths are relative to its directory."""
 
-    def __init__(self, cluster: Cluster, record: Record) -> None:
-        self._cluster, self._record = cluster, record
-        self._directory = f"{record.config.output.mount_path}/{record.run_id}"
+    def __init__(self, run: ObservedRun) -> None:
+        self.run = run
+        self._directory = f"{run.record.config.output.mount_path}/{run.run_id}"
         self._pod = ""
-
-    @property
-    def run(self) -> str:
-        """The run id with the options that select namespace and cluster, for commands in messages."""
-        return f"{self._record.run_id}{self._cluster.place(self._record.namespace)}"
 
     def files(self, prefix: str = "") -> list[RemoteFile]:
         """Regular files below the run directory (or a subdirectory), recursively; empty if it does not exist."""
@@ -78,7 +72,9 @@ class Reader:
     def read_many(self, requests: list[FileRequest]) -> Iterator[tuple[FileResponse, Iterator[bytes]]]:
         """Each file with its bytes, in order. Bytes not consumed before the next file are skipped."""
         for batch in _batches(requests):
-            words = [word for each in batch for word in (str(each.offset), each.version, each.path)]
+            words: list[str] = []
+            for each in batch:
+                words += [str(each.offset), each.version, each.path]
             stream = _Stream(self._run("send", self._directory, *words))
             for request in batch:
                 header = _parse(stream.line())
@@ -97,27 +93,27 @@ class Reader:
 
     def renew(self) -> None:
         """Start another pod if this one is gone (its node is lost, or its deadline has passed)."""
-        pod = self._cluster.get("v1", "Pod", self._pod, self._record.namespace)
+        pod = self.run.cluster.get("v1", "Pod", self._pod, self.run.namespace)
         if pod is None or not is_running(pod):
             self.stop()
             self.start()
 
     def start(self) -> None:
-        self._pod = f"{self._record.run_id}-reader-{secrets.token_hex(2)}"
-        start_reader(self._cluster, self._record, self._pod)
+        self._pod = f"{self.run.run_id}-reader-{secrets.token_hex(2)}"
+        start_reader(self.run, self._pod)
 
     def stop(self) -> None:
         if self._pod:
-            self._cluster.delete("v1", "Pod", self._pod, self._record.namespace)
+            self.run.cluster.delete("v1", "Pod", self._pod, self.run.namespace)
 
     def _run(self, *words: str) -> Iterator[bytes]:
-        return self._cluster.run(self._pod, self._record.namespace, CONTAINER, [*COMMAND, *words])
+        return self.run.cluster.run(self._pod, self.run.namespace, CONTAINER, [*COMMAND, *words])
 
 
 @contextmanager
-def reader_pod(cluster: Cluster, record: Record) -> Iterator[Reader]:
+def reader_pod(run: ObservedRun) -> Iterator[Reader]:
     """A Reader with a running pod, which is deleted on exit."""
-    reader = Reader(cluster, record)
+    reader = Reader(run)
     try:
         reader.start()
         yield reader
@@ -134,7 +130,8 @@ def _batches(requests: list[FileRequest]) -> Iterator[list[FileRequest]]:
         length = len(request.path.encode()) + len(request.version) + 40
         if batch and length > available:
             yield batch
-            batch, available = [], MAX_REQUEST_CHARACTERS
+            batch = []
+            available = MAX_REQUEST_CHARACTERS
         batch.append(request)
         available -= length
     if batch:

@@ -5,15 +5,16 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from llmtrain.env import READER_SCRIPT
+from llmtrain.core.env import READER_SCRIPT
+from llmtrain.core.text import one_line
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.kubernetes.client import Cluster, Object
 from llmtrain.kubernetes.labels import APP_LABEL, COMMON_LABELS, READER_LABEL
 from llmtrain.launch.pod import NO_SIDECAR, container_security, pod_security, without_empty
 from llmtrain.launch.pod_scripts import script_command, script_text
 from llmtrain.launch.record import Record
+from llmtrain.operate.observed_run import ObservedRun
 from llmtrain.operate.status.startup_failures import CONFIG_REASONS, IMAGE_REASONS
-from llmtrain.text import one_line
 
 CONTAINER = "reader"
 START_SEC = 120.0
@@ -24,12 +25,12 @@ GRACE_SEC = 1  # not 0: force-deleting a pod while its kubelet works on it crash
 COMMAND = script_command(READER_SCRIPT, "file_server.py")
 
 
-def start_reader(cluster: Cluster, record: Record, name: str) -> None:
+def start_reader(run: ObservedRun, name: str) -> None:
     """Create the pod and wait until it runs."""
-    _check_claim(cluster, record)
-    _delete_finished(cluster, record)
-    cluster.create(reader_manifest(record, name))
-    _wait_until_running(cluster, record, name)
+    _check_claim(run)
+    _delete_finished(run)
+    run.cluster.create(reader_manifest(run.record, name))
+    _wait_until_running(run, name)
 
 
 def is_running(pod: Object) -> bool:
@@ -77,9 +78,15 @@ def _node_of_run(record: Record) -> Object:
     return {"weight": 100, "podAffinityTerm": {"labelSelector": selector, "topologyKey": "kubernetes.io/hostname"}}
 
 
-def _check_claim(cluster: Cluster, record: Record) -> None:
-    if cluster.get("v1", "PersistentVolumeClaim", record.runs_claim, record.namespace) is None:
-        claims = cluster.find("v1", "PersistentVolumeClaim", record.namespace)
+def _check_claim(run: ObservedRun) -> None:
+    record = run.record
+    if record.runs_claim is None:
+        raise UsageError(
+            f"Run '{record.run_id}' has no files: launch.runs_volume is null.",
+            remedy=f"Read its output: llmtrain logs {run.in_commands}",
+        )
+    if run.cluster.get("v1", "PersistentVolumeClaim", record.runs_claim, record.namespace) is None:
+        claims = run.cluster.find("v1", "PersistentVolumeClaim", record.namespace)
         raise UsageError(
             f"The volume of run '{record.run_id}' does not exist: there is no claim {record.runs_claim} in namespace "
             f"{record.namespace}.",
@@ -88,36 +95,36 @@ def _check_claim(cluster: Cluster, record: Record) -> None:
         )
 
 
-def _delete_finished(cluster: Cluster, record: Record) -> None:
+def _delete_finished(run: ObservedRun) -> None:
     """Delete ended reader pods of this run that a killed process left behind."""
-    for pod in cluster.find("v1", "Pod", record.namespace, {**APP_LABEL, READER_LABEL: record.run_id}):
+    for pod in run.cluster.find("v1", "Pod", run.namespace, {**APP_LABEL, READER_LABEL: run.run_id}):
         if _phase(pod) in ("Succeeded", "Failed"):
-            cluster.delete("v1", "Pod", pod["metadata"]["name"], record.namespace, grace_sec=0)
+            run.cluster.delete("v1", "Pod", pod["metadata"]["name"], run.namespace, grace_sec=0)
 
 
-def _wait_until_running(cluster: Cluster, record: Record, name: str) -> None:
+def _wait_until_running(run: ObservedRun, name: str) -> None:
     deadline = time.monotonic() + START_SEC
     while True:
-        pod = cluster.get("v1", "Pod", name, record.namespace)
+        pod = run.cluster.get("v1", "Pod", name, run.namespace)
         if pod is None:
             raise ClusterError(f"The reader pod {name} was deleted.", remedy="Try again.")
         if is_running(pod):
             return
-        _check_permanent_failure(pod, record)
+        _check_permanent_failure(pod, run.record.config.launch.image)
         if time.monotonic() > deadline:
             raise ClusterError(
-                f"The reader pod {name} did not start within {START_SEC:.0f} s: {_reason(cluster, pod)}",
-                remedy=f"Free resources on a node that can mount claim {record.runs_claim}, then try again. A "
+                f"The reader pod {name} did not start within {START_SEC:.0f} s: {_reason(run.cluster, pod)}",
+                remedy=f"Free resources on a node that can mount claim {run.record.runs_claim}, then try again. A "
                 "ReadWriteOnce volume may be in use by another pod.",
             )
         time.sleep(POLL_SEC)
 
 
-def _check_permanent_failure(pod: Object, record: Record) -> None:
+def _check_permanent_failure(pod: Object, image: str | None) -> None:
     """Raise for failures that waiting does not fix."""
-    image = record.config.launch.image
     state = _state(pod)
-    reason, message = state.get("reason", ""), one_line(state.get("message", ""), 300)
+    reason = state.get("reason", "")
+    message = one_line(state.get("message", ""), 300)
     if reason in IMAGE_REASONS:
         raise UsageError(
             f"Cannot pull image {image} for the reader pod ({reason}): {message}",

@@ -43,7 +43,8 @@ class FetchProgress:
 
 def retry(reader: Reader, attempt: Callable[[], Result], position: Callable[[], Any] = lambda: 0) -> Result:
     """Call `attempt`, again after a broken connection. Retries are limited only while `position` does not advance."""
-    failures, furthest = 0, position()
+    failures = 0
+    furthest = position()
     while True:
         try:
             if failures:
@@ -74,7 +75,10 @@ def receive(
                 _write(response, response.file, blocks, root, paths[path], path in appended, progress)
             done[path] = response.file
 
-    retry(reader, attempt, lambda: (len(done), sum(part_size(paths[path]) for path in remaining())))
+    def position() -> tuple[int, int]:
+        return len(done), sum(part_size(paths[path]) for path in remaining())
+
+    retry(reader, attempt, position)
     return done
 
 

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from llmtrain.errors import ClusterError, UsageError
-from llmtrain.kubernetes.client import Cluster, Object
-from llmtrain.launch.record import Record
+from llmtrain.kubernetes.client import Object
+from llmtrain.operate.observed_run import ObservedRun
 from llmtrain.operate.status.pods import by_index, container_state, current_container
 
 RETRY_SEC = 1.0
@@ -39,9 +39,11 @@ class LogLine:
 
 def split_time(line: str) -> tuple[str, str]:
     """(timestamp, rest of the line). A line without timestamp is returned whole."""
-    stamp, space, text = line.partition(" ")
+    stamp, _, text = line.partition(" ")
     is_time = len(stamp) >= 20 and stamp[4:5] == "-" and stamp[10:11] == "T"
-    return (_sortable(stamp), text) if is_time and (space or not text) else ("", line)
+    if not is_time:
+        return "", line
+    return _sortable(stamp), text
 
 
 def _sortable(stamp: str) -> str:
@@ -53,9 +55,11 @@ def _sortable(stamp: str) -> str:
 class PodLogs:
     """Follows the logs of a run's pods, one thread per pod. `update` sets the current pods."""
 
-    def __init__(self, cluster: Cluster, record: Record, index: int | None = None, tail: int | None = None) -> None:
+    def __init__(self, run: ObservedRun, index: int | None = None, tail: int | None = None) -> None:
         """`index`: only the pod with this node rank. `tail`: start this many lines before the end, newest pods only."""
-        self._cluster, self._record, self._index, self._tail = cluster, record, index, tail
+        self._run = run
+        self._index = index
+        self._tail = tail
         self._lines: queue.Queue[LogLine] = queue.Queue()
         self._threads: dict[str, _PodThread] = {}
         self._skipped: set[str] = set()
@@ -63,31 +67,39 @@ class PodLogs:
         self._is_closed = threading.Event()
 
     def update(self, pods: Iterable[Object]) -> None:
-        pods_of = {i: own for i, own in by_index(self._record, pods).items() if self._index in (None, i)}
-        if self._tail is not None:  # replaced pods are not shown
-            self._skipped |= {pod["metadata"]["uid"] for own in pods_of.values() for pod in own[:-1]}
-        known = self._skipped.union(self._threads)
         self._has_more = False
-        for index, own in pods_of.items():
-            for position, pod in enumerate(own):
-                if pod["metadata"]["uid"] in known or not _has_started(pod, self._record.workload.container):
-                    continue
-                if self._can_start(own[:position]):
-                    self._start(index, pod)
-                else:
-                    self._has_more = True
-        self._tail = None if self._threads else self._tail  # later pods are read from the beginning
+        for index, own in by_index(self._run.record, pods).items():
+            if self._index in (None, index):
+                self._update_index(index, own)
+        if self._threads:
+            self._tail = None  # later pods are read from the beginning
+
+    def _update_index(self, index: int, own: list[Object]) -> None:
+        """Start to follow the pods of one node rank, oldest first."""
+        if self._tail is not None:  # replaced pods are not shown
+            self._skipped |= {pod["metadata"]["uid"] for pod in own[:-1]}
+        for position, pod in enumerate(own):
+            uid = pod["metadata"]["uid"]
+            is_known = uid in self._skipped or uid in self._threads
+            if is_known or not _has_started(pod, self._run.record.kind.container):
+                continue
+            if self._can_start(own[:position]):
+                self._start(index, pod)
+            else:
+                self._has_more = True
 
     def _can_start(self, older: list[Object]) -> bool:
         """Whether the pods it replaces have been read completely, or cannot be."""
-        threads = [self._threads.get(pod["metadata"]["uid"]) for pod in older]
-        return all(
-            thread is None or thread.is_done or time.monotonic() - thread.last_line_at > WAIT_FOR_OLDER_SEC
-            for thread in threads
-        )
+        for pod in older:
+            thread = self._threads.get(pod["metadata"]["uid"])
+            if thread is None or thread.is_done:
+                continue
+            if time.monotonic() - thread.last_line_at <= WAIT_FOR_OLDER_SEC:
+                return False
+        return True
 
     def _start(self, index: int, pod: Object) -> None:
-        thread = _PodThread(self._cluster, self._record, index, pod, self._lines, self._is_closed, self._tail)
+        thread = _PodThread(self._run, index, pod, self._lines, self._is_closed, self._tail)
         self._threads[pod["metadata"]["uid"]] = thread
         thread.start()
 
@@ -103,7 +115,9 @@ class PodLogs:
     @property
     def is_drained(self) -> bool:
         """Whether all available lines have been read and consumed."""
-        return not self._has_more and self._lines.empty() and all(thread.is_done for thread in self._threads.values())
+        if self._has_more or not self._lines.empty():
+            return False
+        return all(thread.is_done for thread in self._threads.values())
 
     @property
     def is_forbidden(self) -> bool:
@@ -120,8 +134,7 @@ class _PodThread(threading.Thread):
 
     def __init__(
         self,
-        cluster: Cluster,
-        record: Record,
+        run: ObservedRun,
         index: int,
         pod: Object,
         lines: "queue.Queue[LogLine]",
@@ -129,12 +142,19 @@ class _PodThread(threading.Thread):
         tail: int | None,
     ) -> None:
         super().__init__(daemon=True, name=f"log of {pod['metadata']['name']}")
-        self.is_done = self.is_forbidden = False
+        self.is_done = False
+        self.is_forbidden = False
         self._pod = pod
         self.last_line_at = time.monotonic()
-        self._cluster, self._record, self._index = cluster, record, index
-        self._lines, self._is_closed, self._tail = lines, is_closed, tail
-        self._last_time, self._count_at_last = "", 0
+        self._cluster = run.cluster
+        self._record = run.record
+        self._index = index
+        self._lines = lines
+        self._is_closed = is_closed
+        self._tail = tail
+        self._last_time = ""
+        self._count_at_last = 0
+        """Lines received with the last timestamp."""
         self._failures = 0
 
     def run(self) -> None:
@@ -154,7 +174,8 @@ class _PodThread(threading.Thread):
     def _refresh(self) -> bool:
         """Wait, then read the pod again. False if it is gone or another pod has its name."""
         meta = self._pod["metadata"]
-        while not self._is_closed.wait(min(RETRY_SEC * 2 ** max(0, self._failures - 1), MAX_RETRY_SEC)):
+        wait_sec = min(RETRY_SEC * 2 ** max(0, self._failures - 1), MAX_RETRY_SEC)
+        while not self._is_closed.wait(wait_sec):
             with suppress(ClusterError):
                 pod = self._cluster.get("v1", "Pod", meta["name"], self._record.namespace)
                 self._pod = pod or self._pod
@@ -162,7 +183,7 @@ class _PodThread(threading.Thread):
         return False
 
     def _state(self) -> tuple[Object, Object, int]:
-        return container_state(self._pod, self._record.workload.container)
+        return container_state(self._pod, self._record.kind.container)
 
     def _has_ended(self) -> bool:
         """Whether no more containers will start in this pod."""
@@ -170,14 +191,15 @@ class _PodThread(threading.Thread):
 
     def _read(self, previous: bool = False) -> bool:
         """Read the log, following it unless `previous`. False if the connection broke."""
-        last, known, repeated = self._last_time, self._count_at_last, 0
+        last = self._last_time
+        known = self._count_at_last
+        repeated = 0
+        container = self._record.kind.container
         try:
             for line in self._cluster.log(
                 self._pod["metadata"]["name"],
                 self._record.namespace,
-                current_container(self._pod, self._record.workload.container).get(
-                    "name", self._record.workload.container
-                ),
+                current_container(self._pod, container).get("name", container),
                 tail=None if last else self._tail,
                 previous=previous,
                 follow=not previous,
@@ -204,8 +226,10 @@ class _PodThread(threading.Thread):
         return True
 
     def _put(self, stamp: str, text: str) -> None:
-        if stamp:
-            self._count_at_last = self._count_at_last + 1 if stamp == self._last_time else 1
+        if stamp and stamp == self._last_time:
+            self._count_at_last += 1
+        elif stamp:
+            self._count_at_last = 1
             self._last_time = stamp
         self.last_line_at = time.monotonic()
         self._lines.put(LogLine(self._index, stamp, text, self._pod["metadata"]["name"]))

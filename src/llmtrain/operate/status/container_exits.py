@@ -1,24 +1,22 @@
 """Exits of a run's containers, from the status of its pods or, for deleted pods, from events."""
 
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 
+from llmtrain.compat.logged_errors import last_error
+from llmtrain.core.logs import without_rank
+from llmtrain.core.redact import redacted_line
 from llmtrain.distributed.worker_exit import severity
 from llmtrain.kubernetes.client import Object
 from llmtrain.launch.record import Record
 from llmtrain.operate.status.events import event_time
 from llmtrain.operate.status.lost_nodes import find_condition
 from llmtrain.operate.status.pods import container_state, current_container, final_code, our_code
-from llmtrain.operate.why.log_patterns import error_in, without_rank
-from llmtrain.redact import redacted_line
 from llmtrain.runs.exit_report import ExitReport, read_termination_message
 
-_EXITED = re.compile(r"Pod: \S+?\.(\S+-(worker|master)-(\d+)) exited with code (\d+)")
-PREFETCH = "prefetch"  # the init container
-MARGIN_SEC = 120.0
+MARGIN_SEC = 120.0  # added to the timeouts of a run, for its pods to exit and for clocks that differ
 
 
 @dataclass(frozen=True)
@@ -27,15 +25,15 @@ class ContainerExit:
     index: int
     container: str
     code: int
-    """llmtrain's own exit code, without the offset of a PyTorchJob; -1 if the pod failed before its container ran."""
+    """The code of llmtrain's contract, untranslated; -1 if the pod failed before its container ran."""
     reason: str = ""
     """Reason in the container status: OOMKilled, Error, ContainerStatusUnknown, ..."""
     finished_at: str = ""
     message: str = ""
     is_previous: bool = False
-    """Of the container before the current one."""
+    """Whether this is the exit of the container before the current one."""
     is_running: bool = False
-    """A container of a StatefulSet that runs according to its status; its log may have an exit code."""
+    """It runs according to its status, but its log may have an exit code: pods of some kinds idle at the end."""
     pod_reason: str = ""
     pod_message: str = ""
     node: str = ""
@@ -63,10 +61,11 @@ class ContainerExit:
 
     @cached_property
     def report(self) -> ExitReport | None:
-        """Written by the process; for images of the first version, parsed from its log."""
-        report = read_termination_message(self.message) or self.run_report or error_in(self.lines)
+        """Written by the process; for images of 0.1.0, parsed from its log."""
+        report = read_termination_message(self.message) or self.run_report or report_from_log(self.lines)
         if report is None:
             return None
+        # A report comes from a pod, which may write anything into it.
         remedy = redacted_line(report.remedy) if report.remedy else None
         return replace(report, message=without_rank(redacted_line(report.message)), remedy=remedy)
 
@@ -74,14 +73,23 @@ class ContainerExit:
     def text(self) -> str:
         if self.code < 0:
             return f"{self.label} failed before its container ran."
-        reason = f" ({self.reason})" if self.reason not in ("", "Error", "Completed") else ""
-        at = f" at {self.finished_at}" if self.finished_at else ""
-        suffix = ", and waits to be removed" if self.is_running else ""
-        return f"{self.label} ended with exit code {self.code}{reason}{at}{suffix}."
+        text = f"{self.label} ended with exit code {self.code}"
+        if self.reason not in ("", "Error", "Completed"):  # these add nothing to the code
+            text += f" ({self.reason})"
+        if self.finished_at:
+            text += f" at {self.finished_at}"
+        if self.is_running:
+            text += ", and waits to be removed"
+        return f"{text}."
 
 
 def pod_label(index: int, name: str) -> str:
     return f"Pod {index} ({name})"
+
+
+def report_from_log(lines: Sequence[str]) -> ExitReport | None:
+    logged = last_error(lines)
+    return ExitReport(None, **vars(logged)) if logged else None
 
 
 def with_log(exit_: ContainerExit, lines: tuple[str, ...] | None) -> ContainerExit:
@@ -90,21 +98,27 @@ def with_log(exit_: ContainerExit, lines: tuple[str, ...] | None) -> ContainerEx
 
 
 def exit_histories(record: Record, pods: dict[int, list[Object]]) -> list[list[ContainerExit]]:
-    """Per pod index, its nonzero exits, newest first; a running container of a StatefulSet comes before them."""
-    return [[each for pod in reversed(own) for each in _pod_exits(record, index, pod)] for index, own in pods.items()]
+    """Per pod index, its nonzero exits, newest first; a container that may idle comes before them."""
+    histories = []
+    for index, own in pods.items():
+        history: list[ContainerExit] = []
+        for pod in reversed(own):
+            history += _pod_exits(record, index, pod)
+        histories.append(history)
+    return histories
 
 
 def exits_from_events(record: Record, job: Object | None, events: Iterable[Object]) -> list[ContainerExit]:
-    """Exits of pods of a PyTorchJob: its operator deletes a failed pod before it creates the next one."""
+    """Exits of pods that are gone: some operators delete a failed pod before they create the next one."""
     since = (job or {}).get("metadata", {}).get("creationTimestamp", "")
-    exits: dict[int, ContainerExit] = {}
-    for event in sorted((each for each in events if each.get("reason") == "ExitedWithCode"), key=event_time):
-        match = _EXITED.search(str(event.get("message", "")))
-        if match and int(match[4]) and event_time(event) >= since:
-            has_master_before = record.config.launch.pytorch_master and match[2] == "worker"
-            index, code = int(match[3]) + has_master_before, our_code(record, int(match[4]))
+    exits: dict[int, ContainerExit] = {}  # of each node rank the newest
+    exited = [event for event in events if event.get("reason") == "ExitedWithCode"]
+    for event in sorted(exited, key=event_time):
+        seen = record.kind.exit_in_event(str(event.get("message", "")))
+        if seen and seen.code and event_time(event) >= since:
+            code = our_code(record, seen.code)
             # No container: its log was deleted with the pod.
-            exits[index] = ContainerExit(match[1], index, "", code, finished_at=event_time(event))
+            exits[seen.node_rank] = ContainerExit(seen.pod, seen.node_rank, "", code, finished_at=event_time(event))
     return list(exits.values())
 
 
@@ -113,7 +127,11 @@ def related_exits(record: Record, exits: list[ContainerExit]) -> list[ContainerE
     timeouts = record.config.distributed
     within = max(timeouts.timeout_sec, timeouts.join_timeout_sec, timeouts.master_ready_timeout_sec) + MARGIN_SEC
     newest = max((_timestamp(each) for each in exits if each.finished_at), default=0.0)
-    return [each for each in exits if not each.finished_at or each.is_running or newest - _timestamp(each) <= within]
+    related = []
+    for each in exits:
+        if not each.finished_at or each.is_running or newest - _timestamp(each) <= within:
+            related.append(each)
+    return related
 
 
 def _timestamp(exit_: ContainerExit) -> float:
@@ -121,13 +139,14 @@ def _timestamp(exit_: ContainerExit) -> float:
 
 
 def _pod_exits(record: Record, index: int, pod: Object) -> Iterable[ContainerExit]:
-    container = current_container(pod, record.workload.container)
-    state, last, _ = container_state(pod, record.workload.container)
-    status, disruption = pod.get("status") or {}, find_condition(pod, "DisruptionTarget") or {}
+    container = current_container(pod, record.kind.container)
+    state, last, _ = container_state(pod, record.kind.container)
+    status = pod.get("status") or {}
+    disruption = find_condition(pod, "DisruptionTarget") or {}
     base = ContainerExit(
         pod=pod["metadata"]["name"],
         index=index,
-        container=container.get("name", record.workload.container),
+        container=container.get("name", record.kind.container),
         code=0,
         pod_reason=status.get("reason") or "",
         pod_message=status.get("message") or "",
@@ -135,7 +154,7 @@ def _pod_exits(record: Record, index: int, pod: Object) -> Iterable[ContainerExi
         disruption=disruption.get("reason") or "",
         disruption_message=disruption.get("message") or "",
     )
-    if "running" in state and record.config.launch.kind == "stateful_set" and final_code(record, pod) is None:
+    if "running" in state and record.kind.pods_idle_at_end and final_code(record, pod) is None:
         yield replace(base, is_running=True)
     for terminated, is_previous in ((state.get("terminated"), False), (last.get("terminated"), True)):
         if terminated and terminated.get("exitCode"):

@@ -6,13 +6,14 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from llmtrain.core.terminal import say
+from llmtrain.core.text import plural
 from llmtrain.errors import ClusterError
 from llmtrain.operate.status.pods import PodStatus
 from llmtrain.operate.status.progress import RunProgress
 from llmtrain.operate.status.run_status import RunStatus
 from llmtrain.operate.status.view import LOG_LINES, pod_text, run_view
-from llmtrain.terminal import say
-from llmtrain.text import plural
+from llmtrain.runs.state import RunState
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -55,9 +56,13 @@ class PlainLines:
     def status(self, status: RunStatus) -> None:
         self._print_pods(status.pods)
         if self._state is None or self._state[0] != status.state:
-            why = f": {status.why_short}" if status.why_short and status.state != "running" else ""
-            job = f" ({status.kind} in namespace {status.namespace})" if self._state is None else ""
-            self.note(f"run {status.run_id}{job} is {status.state}{why}")
+            run = status.run_id
+            if self._state is None:
+                run += f" ({status.kind} in namespace {status.namespace})"
+            state: str = status.state
+            if status.why_short and status.state != RunState.RUNNING:
+                state += f": {status.why_short}"
+            self.note(f"run {run} is {state}")
         elif status.why_short and self._state[1] != status.why_short and not status.pods:
             self.note(status.why_short)  # with pods, their own lines say why
         self._state = status.state, status.why_short
@@ -82,8 +87,10 @@ class PlainLines:
                 self.note(f"{plural(len(same), 'pod')} ({same[0].index} to {same[-1].index}): {text}")
                 continue
             for pod in same:
-                restarted = f", restarted after exit code {pod.last_exit_code}" if _was_restarted(pod) else ""
-                self.note(f"pod {pod.index} ({pod.name}): {pod_text(pod)}{restarted}")
+                text = f"pod {pod.index} ({pod.name}): {pod_text(pod)}"
+                if pod.is_running and pod.last_exit_code is not None:
+                    text += f", restarted after exit code {pod.last_exit_code}"
+                self.note(text)
 
 
 def _connection_text(problem: ClusterError) -> str:
@@ -92,14 +99,13 @@ def _connection_text(problem: ClusterError) -> str:
 
 def _pod_key(pod: PodStatus) -> str:
     """A pod gets a new line when this changes. ErrImagePull and its back-off alternate and count as one."""
+    text = pod.phase
     reason = "ImagePull" if pod.reason in ("ErrImagePull", "ImagePullBackOff") else pod.reason
-    reason_part = f" ({reason})" if reason and pod.phase != "Terminating" else ""
-    not_ready = ", node NotReady" if pod.silent_sec is not None else ""
-    return f"{pod.phase}{reason_part}{not_ready}|{pod.node}|{pod.restarts}"
-
-
-def _was_restarted(pod: PodStatus) -> bool:
-    return pod.is_running and pod.last_exit_code is not None
+    if reason and pod.phase != "Terminating":
+        text += f" ({reason})"
+    if pod.silent_sec is not None:
+        text += ", node NotReady"
+    return f"{text}|{pod.node}|{pod.restarts}"
 
 
 class LiveView:
@@ -149,7 +155,8 @@ class LiveView:
     def _draw(self) -> None:
         if self._live is None or self._status is None:
             return
-        self._drawn_at, size = time.monotonic(), self._console.size
+        self._drawn_at = time.monotonic()
+        size = self._console.size
         view = run_view(
             self._status,
             list(self._log),

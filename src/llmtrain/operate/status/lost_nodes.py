@@ -16,7 +16,7 @@ class LostPod:
     since_sec: float
     """How long its node has been NotReady, or its deletion overdue."""
     is_overdue: bool = False
-    """It should have been deleted, but its node has not confirmed that."""
+    """Whether the node has not confirmed the deletion of the pod in time."""
 
     @property
     def text(self) -> str:
@@ -30,10 +30,14 @@ def lost_pod(pod: Object) -> LostPod | None:
     is_marked_lost = status.get("reason") == NODE_LOST  # a recovery was interrupted before it deleted the pod
     if status.get("phase") in ("Succeeded", "Failed") and not is_marked_lost:
         return None
-    meta, not_ready = pod["metadata"], node_not_ready_condition(pod)
-    if not_ready is None and not is_overdue(pod) and not is_marked_lost:
+    meta = pod["metadata"]
+    not_ready = node_not_ready_condition(pod)
+    if not_ready is not None:
+        since = not_ready.get("lastTransitionTime")
+    elif is_overdue(pod) or is_marked_lost:
+        since = meta.get("deletionTimestamp")
+    else:
         return None
-    since = meta.get("deletionTimestamp") if not_ready is None else not_ready.get("lastTransitionTime")
     return LostPod(
         name=meta["name"],
         node=pod["spec"].get("nodeName") or "its node",
@@ -49,10 +53,13 @@ def node_not_ready_condition(pod: Object) -> Object | None:
     ready = find_condition(pod, "Ready", "False")
     if ready is None or ready.get("reason") == "ReadinessGatesNotReady":
         return None
-    is_by_node = ready.get("reason") == "NodeNotReady" or find_condition(pod, "ContainersReady") is not None
-    return ready if is_by_node else None
+    if ready.get("reason") == "NodeNotReady" or find_condition(pod, "ContainersReady") is not None:
+        return ready
+    return None
 
 
 def find_condition(pod: Object, kind: str, status: str = "True") -> Object | None:
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    return next((each for each in conditions if each["type"] == kind and each.get("status") == status), None)
+    for each in (pod.get("status") or {}).get("conditions") or []:
+        if each["type"] == kind and each.get("status") == status:
+            return dict(each)
+    return None

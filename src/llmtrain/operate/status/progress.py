@@ -1,28 +1,10 @@
-"""Progress of a run, read from the log of rank 0: tagged lines, or the same as JSON (logging.json_output).
+"""Progress of a run, read from the log of rank 0."""
 
-The lines are written by tracking/console.py, training/smoke.py and training/run.py; tests compare both sides. Other
-lines are ignored.
-"""
-
-import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from llmtrain.distributed.exit_codes import IDLE_MARK
-
-_TAGGED = re.compile(r"\[([A-Z]+\d*)\] (.*)")
-# Repetitions are bounded, because a log may contain anything that slows a regular expression down.
-_NUMBER = r"(-?[\d,]{0,24}\.?\d{1,24}(?:e[+-]?\d{1,3})?|nan|-?inf)"
-_STEP = re.compile(r"(?:^|\| )step (\d{1,15})/(\d{1,15}) \|")
-_LOSS = re.compile(rf"(?:^|\| )loss {_NUMBER}")
-_VAL_LOSS = re.compile(rf"\bval loss {_NUMBER}")
-_RATE = re.compile(rf"{_NUMBER} tok/s")
-_LEFT = re.compile(r"\| ([^|]+) left$")
-_DONE = re.compile(r"^(\d{1,15}) steps, train loss")
-_FINISHED_BEFORE = re.compile(r"is finished already, at step (\d{1,15})")
-_RESUMED = re.compile(r"resumed from \S*step_(\d{1,15})$")
-_IDLE = re.compile(rf"^{re.escape(IDLE_MARK)} (\d{{1,3}});")
+from llmtrain.compat.log_lines import idle_code
+from llmtrain.runs.progress_lines import ProgressLine, read_progress_line
 
 
 @dataclass(frozen=True)
@@ -38,36 +20,29 @@ class RunProgress:
     is_done: bool = False
     """Whether it logged that the run is finished."""
     idle_code: int | None = None
-    """Exit code logged by a StatefulSet pod of the first version, which then waits to be deleted."""
+    """Exit code logged by a StatefulSet pod that waits to be deleted."""
 
     def after(self, line: str) -> "RunProgress":
-        """The progress after one more line."""
-        tag, text = split_line(line)
-        if tag in ("TRAIN", "EVAL", "EPOCH"):
-            return self._after_step(tag, text)
-        if tag == "DONE":
-            done = _DONE.search(text) or _FINISHED_BEFORE.search(text)
-            return replace(self, step=int(done[1]), time_left=None, is_done=True) if done else self
-        if tag == "DDP" and (idle := _IDLE.search(text)):
-            return replace(self, idle_code=int(idle[1]), time_left=None)
-        return self
+        """The progress after one more line. Values that the line does not have stay, except the speed."""
+        read = read_progress_line(line)
+        if read is not None:
+            return self._after(read)
+        code = idle_code(line)
+        return self if code is None else replace(self, idle_code=code, time_left=None)
 
-    def _after_step(self, tag: str, text: str) -> "RunProgress":
-        if resumed := _RESUMED.search(text):
-            return replace(self, step=int(resumed[1]), has_stepped=False, tokens_per_second=None, time_left=None)
-        match = _STEP.search(text)
-        if not match:
-            return self
-        progress = replace(self, step=int(match[1]), max_steps=int(match[2]), has_stepped=True)
-        if tag != "TRAIN":
-            return replace(progress, val_loss=_number(_VAL_LOSS.search(text), self.val_loss))
-        left = _LEFT.search(text)
-        return replace(
-            progress,
-            loss=_number(_LOSS.search(text), self.loss),
-            tokens_per_second=_number(_RATE.search(text), None),
-            time_left=left[1] if left else None,
-        )
+    def _after(self, line: ProgressLine) -> "RunProgress":
+        if line.event == "done":
+            return replace(self, step=line.step, time_left=None, is_done=True)
+        if line.event == "resumed":
+            return replace(self, step=line.step, has_stepped=False, tokens_per_second=None, time_left=None)
+        progress = replace(self, step=line.step, max_steps=line.max_steps, has_stepped=True)
+        if line.val_loss is not None:
+            progress = replace(progress, val_loss=line.val_loss)
+        if line.loss is not None:
+            progress = replace(progress, loss=line.loss)
+        if line.event == "step":
+            progress = replace(progress, tokens_per_second=line.tokens_per_second, time_left=line.time_left)
+        return progress
 
 
 def read_progress(lines: Iterable[str]) -> RunProgress:
@@ -75,19 +50,3 @@ def read_progress(lines: Iterable[str]) -> RunProgress:
     for line in lines:
         progress = progress.after(line)
     return progress
-
-
-def split_line(line: str) -> tuple[str | None, str]:
-    """(tag, text) of a log line, tagged or JSON."""
-    if line.startswith("{"):
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            return None, line
-        return value.get("tag"), str(value.get("message", ""))
-    tagged = _TAGGED.match(line)
-    return (tagged[1], tagged[2]) if tagged else (None, line)
-
-
-def _number(match: re.Match[str] | None, default: float | None) -> float | None:
-    return float(match[1].replace(",", "")) if match else default

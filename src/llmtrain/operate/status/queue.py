@@ -2,23 +2,23 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from llmtrain.core.redact import redacted_line
 from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.kubernetes.api_errors import KindNotFound
 from llmtrain.kubernetes.client import Cluster, Object
 from llmtrain.launch.record import Record
-from llmtrain.redact import redacted_line
 
 API_VERSIONS = ("kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta1")
 GATED = "SchedulingGated"
-"""Reason of a waiting pod of a StatefulSet: Kueue cannot suspend that kind and gates its pods instead."""
+"""Reason of a waiting pod of a kind that Kueue cannot suspend: it gates the pods instead."""
 _CONDITIONS = ("QuotaReserved", "Evicted", "Preempted", "Admitted")
 
 
 @dataclass(frozen=True)
 class QueueState:
-    """Of a run with launch.queue."""
+    """State of a run with launch.queue."""
 
     waits_for: str | None = None
     """Kueue's message why the run is not admitted; None if it is admitted or there is no message yet."""
@@ -28,6 +28,10 @@ class QueueState:
     """Whether the LocalQueue exists; None if unknown."""
     unseen: str | None = None
     """What could not be read, and why."""
+    has_workload: bool = True
+    """Whether Kueue has created a Workload for the job, which it does at once if it accepts it."""
+    is_active: bool = True
+    """False if a user has deactivated the Workload: Kueue evicts it and does not admit it again."""
 
 
 NOT_QUEUED = QueueState()
@@ -41,7 +45,10 @@ def find_queue_state(cluster: Cluster, record: Record, job: Object) -> QueueStat
         return NOT_QUEUED
     except UsageError as refused:
         return QueueState(unseen=refused.what)
-    state = queue_state(next((workload for workload in workloads if _belongs_to(record, job, workload)), None))
+    workload = next((workload for workload in workloads if _belongs_to(record, job, workload)), None)
+    if workload is None:
+        return QueueState(has_workload=False)
+    state = queue_state(workload)
     queue = record.config.launch.queue
     if state.waits_for is None or queue is None:
         return state
@@ -49,21 +56,25 @@ def find_queue_state(cluster: Cluster, record: Record, job: Object) -> QueueStat
         has_queue = cluster.get(version, "LocalQueue", queue, record.namespace) is not None
     except LlmtrainError:  # not allowed to read it
         return state
-    return QueueState(state.waits_for, state.conditions, has_queue)
+    return replace(state, has_queue=has_queue)
 
 
-def queue_state(workload: Object | None) -> QueueState:
-    conditions: list[Object] = ((workload or {}).get("status") or {}).get("conditions") or []
-    rows = [row for row in conditions if row["type"] in _CONDITIONS and row.get("message")]
-    # Evicted and Preempted stay False forever once the run was admitted again.
-    rows = [row for row in rows if row["type"] in ("QuotaReserved", "Admitted") or row["status"] == "True"]
-    refused = next((row for row in rows if (row["type"], row["status"]) == ("QuotaReserved", "False")), None)
-    lines = (
-        f"Condition {row['type']}={row['status']} of the Workload: {row.get('reason', '')}: "
-        f"{redacted_line(row['message'])}"
-        for row in rows
-    )
-    return QueueState(redacted_line(refused["message"]) if refused else None, tuple(lines))
+def queue_state(workload: Object) -> QueueState:
+    conditions: list[Object] = (workload.get("status") or {}).get("conditions") or []
+    waits_for = None
+    lines = []
+    for row in conditions:
+        if row["type"] not in _CONDITIONS or not row.get("message"):
+            continue
+        # Evicted and Preempted stay False forever once the run was admitted again.
+        if row["type"] in ("Evicted", "Preempted") and row["status"] != "True":
+            continue
+        message = redacted_line(row["message"])
+        lines.append(f"Condition {row['type']}={row['status']} of the Workload: {row.get('reason', '')}: {message}")
+        if waits_for is None and (row["type"], row["status"]) == ("QuotaReserved", "False"):
+            waits_for = message
+    is_active = (workload.get("spec") or {}).get("active", True) is not False
+    return QueueState(waits_for, tuple(lines), is_active=is_active)
 
 
 def _workloads(cluster: Cluster, namespace: str) -> tuple[str, list[Object]]:
@@ -78,6 +89,10 @@ def _belongs_to(record: Record, job: Object, workload: Object) -> bool:
     owners: Iterable[Object] = meta.get("ownerReferences") or ()
     if any(owner.get("uid") == job["metadata"]["uid"] for owner in owners):
         return True
-    # The Workload of a StatefulSet is owned by its pods.
-    name = rf"{record.workload.kind.lower()}-{re.escape(record.run_id)}-[0-9a-f]{{5}}"
-    return record.config.launch.kind == "stateful_set" and re.fullmatch(name, meta["name"]) is not None
+    return record.kind.pods_own_queue_entry and is_workload_name(record, meta["name"])
+
+
+def is_workload_name(record: Record, name: str) -> bool:
+    """Whether Kueue gives this name to the Workload of the run's job: kind, name, and a hash."""
+    pattern = rf"{record.kind.object_kind.lower()}-{re.escape(record.run_id)}-[0-9a-f]{{5}}"
+    return re.fullmatch(pattern, name) is not None

@@ -26,14 +26,21 @@ class Unschedulable:
     @property
     def insufficient(self) -> dict[str, int]:
         """Resource -> number of nodes that have too little of it."""
-        matches = ((count, _INSUFFICIENT.match(reason)) for count, reason in self.reasons)
-        return {match[1]: count for count, match in matches if match}
+        nodes = {}
+        for count, reason in self.reasons:
+            match = _INSUFFICIENT.match(reason)
+            if match:
+                nodes[match[1]] = count
+        return nodes
 
     @property
     def fields(self) -> list[str]:
         """Fields of the launch section that exclude nodes."""
-        texts = [reason for _, reason in self.reasons]
-        return list(dict.fromkeys(field for part, field in _FIELDS if any(part in text for text in texts)))
+        found: dict[str, None] = {}  # a set that keeps the order
+        for part, field in _FIELDS:
+            if any(part in reason for _, reason in self.reasons):
+                found[field] = None
+        return list(found)
 
 
 def parse_unschedulable(message: str) -> Unschedulable:
@@ -41,7 +48,9 @@ def parse_unschedulable(message: str) -> Unschedulable:
     head = _HEAD.match(message)
     if not head:
         return Unschedulable(0, ())
-    reasons = re.split(r"\.? preemption: |\. no new claims", head[2], maxsplit=1)[0].rstrip(". ")
-    return Unschedulable(
-        int(head[1]), tuple((int(count), reason.strip(". ")) for count, reason in _REASON.findall(reasons))
-    )
+    # What follows is whether preempting other pods would help, in the same form.
+    text = re.split(r"\.? preemption: |\. no new claims", head[2], maxsplit=1)[0].rstrip(". ")
+    reasons = []
+    for count, reason in _REASON.findall(text):
+        reasons.append((int(count), reason.strip(". ")))
+    return Unschedulable(int(head[1]), tuple(reasons))

@@ -2,65 +2,88 @@
 
 from collections.abc import Sequence
 
+from llmtrain.core.terminal import format_table, printable_line
 from llmtrain.operate.status.run_status import RunStatus
-from llmtrain.operate.status.view import age_text, pod_rows, progress_texts, shape_text
-from llmtrain.terminal import format_columns, printable_line
+from llmtrain.operate.status.view import age_text, pod_rows, progress_texts, shape_text, step_text
 
 WHY_LENGTH = 70
 
 
 def runs_table(statuses: Sequence[RunStatus], *, with_namespace: bool) -> str:
-    rows = [["run", "state", "kind", "pods", "step", "loss", "tok/s", "left", "restarts", "age", "why"]]
-    rows += [
-        [
-            status.run_id,
-            status.state,
-            status.kind,
-            f"{sum(pod.is_running for pod in status.pods)}/{status.nodes}" if status.nodes else "-",
-            _step(status),
-            f"{status.loss:.4f}" if status.loss is not None else "-",
-            f"{status.tokens_per_second:,.0f}" if status.tokens_per_second is not None else "-",
-            status.time_left or "-",
-            str(status.restarts),
-            age_text(status.age_sec),
-            _short(printable_line(status.why_short or status.unseen or "")),
-        ]
-        for status in statuses
-    ]
+    head = ["run", "state", "kind", "pods", "step", "loss", "tok/s", "left", "restarts", "age", "why"]
     if with_namespace:
-        names = ["namespace", *(status.namespace for status in statuses)]
-        rows = [[name, *row] for name, row in zip(names, rows, strict=True)]
-    return format_columns(rows)
+        head.insert(0, "namespace")
+    rows = [head]
+    for status in statuses:
+        row = _row(status)
+        if with_namespace:
+            row.insert(0, status.namespace)
+        rows.append(row)
+    return format_table(rows, dropped_first=["tok/s", "kind", "age", "restarts", "left", "namespace"])
+
+
+def _row(status: RunStatus) -> list[str]:
+    running = sum(pod.is_running for pod in status.pods)
+    pods = loss = speed = "-"
+    if status.nodes:  # 0: its record cannot be read
+        pods = f"{running}/{status.nodes}"
+    if status.loss is not None:
+        loss = f"{status.loss:.4f}"
+    if status.tokens_per_second is not None:
+        speed = f"{status.tokens_per_second:,.0f}"
+    return [
+        status.run_id,
+        status.state,
+        status.kind,
+        pods,
+        _step(status) or "-",
+        loss,
+        speed,
+        status.time_left or "-",
+        str(status.restarts),
+        age_text(status.age_sec),
+        _short(printable_line(status.why_short or status.unseen or "")),
+    ]
 
 
 def run_text(status: RunStatus) -> str:
     """One run with its pods."""
-    mode = "" if status.mode == "train" else f" ({status.mode})"
+    run = status.run_id
+    if status.mode != "train":
+        run += f" ({status.mode})"
+    state: str = status.state
+    if status.why_short:
+        state += f": {printable_line(status.why_short)}"
     lines = [
-        f"run        {status.run_id}{mode}",
-        f"state      {status.state}{f': {printable_line(status.why_short)}' if status.why_short else ''}",
+        f"run        {run}",
+        f"state      {state}",
         f"job        {status.kind} in namespace {status.namespace}, {shape_text(status)}, world size "
         f"{status.world_size}",
         f"launched   {status.launched_at}, {age_text(status.age_sec)} ago",
     ]
-    if _step(status) != "-":
-        lines.append(f"step       {', '.join([_step(status), *progress_texts(status)])}")
+    step = _step(status)
+    if step:
+        lines.append(f"step       {', '.join([step, *progress_texts(status)])}")
     if status.exit_code is not None:
         lines.append(f"exit code  {status.exit_code}")
     if status.restarts:
         lines.append(f"restarts   {status.restarts}")
+    if not status.has_files:
+        lines.append("files      none")
     if status.unseen:
         lines.append(f"warning    {status.unseen}")
     if status.pods:
-        lines += ["", format_columns(pod_rows(status.pods))]
+        lines += ["", format_table(pod_rows(status.pods), dropped_first=["memory", "cpu"])]
     return "\n".join(lines)
 
 
-def _step(status: RunStatus) -> str:
+def _step(status: RunStatus) -> str | None:
     if status.step is None and (status.max_steps is None or status.has_ended):  # the logs of ended runs are not read
-        return "-"
-    return f"{status.step if status.step is not None else '-'}/{status.max_steps or '-'}"
+        return None
+    return step_text(status)
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= WHY_LENGTH else f"{text[: WHY_LENGTH - 1]}…"
+    if len(text) <= WHY_LENGTH:
+        return text
+    return f"{text[: WHY_LENGTH - 1]}…"

@@ -1,40 +1,48 @@
-"""Errors that a restart does not fix: exit codes 64 and 65, classified by the type and reason of the error."""
+"""Errors that a restart does not fix (ExitCode.USAGE and FAILED), by the type and reason of the error."""
 
 from collections.abc import Callable
 
-from llmtrain.errors import Reason
+from llmtrain.errors import ExitCode, Reason
+from llmtrain.launch.job import PREFETCH
 from llmtrain.launch.pod import USER_ID, pod_security
-from llmtrain.operate.status.container_exits import PREFETCH
+from llmtrain.operate.status.container_exits import ContainerExit
 from llmtrain.operate.why.diagnosis import (
     Diagnosis,
     exit_code_text,
     exit_evidence,
     exit_with_code,
+    last_line,
     remedy_with_resume,
     report_message,
     resume_command,
+    traceback_end,
+    with_message,
 )
-from llmtrain.operate.why.log_patterns import last_line, traceback_end
 from llmtrain.operate.why.snapshot import Snapshot
 from llmtrain.runs.exit_report import ExitReport
 
 
 def prefetch_failed(snapshot: Snapshot) -> Diagnosis | None:
     """From the init container, or from the trainer, which reports user errors of the init container."""
-    exits = snapshot.exits
-    exit_ = next((each for each in exits if each.container == PREFETCH and each.reason != "OOMKilled"), None)
-    if exit_ is None:
-        reported = (each for each in exits if each.code in (64, 65) and each.report)
-        exit_ = next((each for each in reported if each.report and each.report.reason == "prefetch"), None)
+    exit_ = next(filter(_is_init_container, snapshot.exits), None) or next(filter(_is_reported, snapshot.exits), None)
     if exit_ is None:
         return None
     message = report_message(exit_) or traceback_end(exit_.lines) or last_line(exit_.lines)
     default = "Check that the cluster can reach the hub, and check model.path and launch.hf_token_secret."
     return Diagnosis(
-        f"Cannot download the model or data of the config from the hub{f': {message}' if message else '.'}",
+        with_message("Cannot download the model or data of the config from the hub", message),
         exit_evidence(snapshot, exit_, message),
         remedy_with_resume(snapshot, exit_, default) + _token_remedy(snapshot),
     )
+
+
+def _is_init_container(exit_: ContainerExit) -> bool:
+    return exit_.container == PREFETCH and exit_.reason != "OOMKilled"
+
+
+def _is_reported(exit_: ContainerExit) -> bool:
+    is_user_error = exit_.code in (ExitCode.USAGE, ExitCode.FAILED)
+    return is_user_error and exit_.report is not None and exit_.report.reason == "prefetch"
 
 
 def _token_remedy(snapshot: Snapshot) -> str:
@@ -48,7 +56,7 @@ def _token_remedy(snapshot: Snapshot) -> str:
 
 
 def bad_config(snapshot: Snapshot) -> Diagnosis | None:
-    exit_ = exit_with_code(snapshot, 64)
+    exit_ = exit_with_code(snapshot, ExitCode.USAGE)
     if exit_ is None:
         return None
     message = report_message(exit_)
@@ -56,10 +64,11 @@ def bad_config(snapshot: Snapshot) -> Diagnosis | None:
     evidence = exit_evidence(snapshot, exit_, message)
     if exit_.report and exit_.report.reason == "not_writable":  # the error's own remedy is for a local run
         context = pod_security(snapshot.record.config.launch)
-        group = context.get("fsGroup", USER_ID)
-        user = f"user {context['runAsUser']} or" if "runAsUser" in context else "the image's user or"
-        user = f"{user} group {group}, which pods run as"
-        remedy = f"Make the volume {snapshot.record.runs_claim} writable for {user}."
+        user = f"user {context['runAsUser']}" if "runAsUser" in context else "the image's user"
+        remedy = (
+            f"Make the volume {snapshot.record.runs_claim} writable for {user} or group "
+            f"{context.get('fsGroup', USER_ID)}, which pods run as."
+        )
         return Diagnosis(what, evidence, f"{remedy} Then: {resume_command(snapshot)}.")
     default = f"Correct it. Check the log: llmtrain logs {snapshot.run}."
     return Diagnosis(what, evidence, remedy_with_resume(snapshot, exit_, default, with_settings=True))
@@ -95,7 +104,7 @@ def bad_checkpoint(snapshot: Snapshot) -> Diagnosis | None:
 
 
 def bad_data(snapshot: Snapshot) -> Diagnosis | None:
-    exit_ = exit_with_code(snapshot, 65)
+    exit_ = exit_with_code(snapshot, ExitCode.FAILED)
     if exit_ is not None and exit_.report is None:
         default = f"Check the log: llmtrain logs {snapshot.run}."
         remedy = remedy_with_resume(snapshot, exit_, default)
@@ -125,10 +134,10 @@ def _training_failed(
     default_remedy: str,
     with_settings: bool = False,
 ) -> Diagnosis | None:
-    """For exit code 65, if `is_match` accepts its report."""
-    exit_ = next((each for each in snapshot.exits if each.code == 65 and each.report and is_match(each.report)), None)
-    if exit_ is None or exit_.report is None:
-        return None
-    message = exit_.report.message
-    remedy = remedy_with_resume(snapshot, exit_, default_remedy, with_settings)
-    return Diagnosis(f"{what}: {message}", exit_evidence(snapshot, exit_, message), remedy)
+    """For the first exit with ExitCode.FAILED whose report `is_match` accepts."""
+    for exit_ in snapshot.exits:
+        if exit_.code == ExitCode.FAILED and exit_.report and is_match(exit_.report):
+            message = exit_.report.message
+            remedy = remedy_with_resume(snapshot, exit_, default_remedy, with_settings)
+            return Diagnosis(f"{what}: {message}", exit_evidence(snapshot, exit_, message), remedy)
+    return None

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from llmtrain.errors import LlmtrainError, UsageError
-from llmtrain.kubernetes.client import Cluster, Object
+from llmtrain.errors import ExitCode, LlmtrainError, UsageError
+from llmtrain.kubernetes.client import Object
 from llmtrain.launch.record import Record
-from llmtrain.launch.workloads.job_set import JOB_NAME
+from llmtrain.operate.observed_run import MAX_PARALLEL_LOGS, ObservedRun
 from llmtrain.operate.status.container_exits import (
     ContainerExit,
     exit_histories,
@@ -16,27 +17,16 @@ from llmtrain.operate.status.container_exits import (
     with_log,
 )
 from llmtrain.operate.status.events import event_time, is_about
-from llmtrain.operate.status.pods import PodStatus, by_index, pod_statuses, unindexed_pods_warning
+from llmtrain.operate.status.pods import PodStatus
 from llmtrain.operate.status.progress import read_progress
-from llmtrain.operate.status.queue import NOT_QUEUED, QueueState
-from llmtrain.operate.status.run_status import (
-    MAX_PARALLEL_LOGS,
-    RunStatus,
-    find_job,
-    find_pods,
-    idle_code,
-    make_status,
-    rank_zero_progress,
-    read_queue_state,
-)
-from llmtrain.operate.status.state import ENDED, Observation
+from llmtrain.operate.status.queue import NOT_QUEUED, QueueState, is_workload_name
+from llmtrain.operate.status.run_status import RunStatus
 from llmtrain.operate.why.run_reports import add_run_reports, needs_run_reports
+from llmtrain.runs.state import RunState
 
 TAIL_LINES = 200  # of an exited container: enough for an error with its traceback
 MAX_LOGS = 16  # of the most severe exits: the others have the same messages
-UNREACHABLE = 69  # exit code of processes that could not connect to each other
-_OWN_SERVICE = ("indexed_job", "stateful_set")  # operators of other kinds create the Service
-_IGNORE_EXITS = ("running", "finished", "stopped", "removed", "incomplete")
+_IGNORE_EXITS = (RunState.RUNNING, RunState.FINISHED, RunState.STOPPED, RunState.REMOVED, RunState.INCOMPLETE)
 
 
 @dataclass(frozen=True)
@@ -61,7 +51,7 @@ class Snapshot:
     status: RunStatus
     job: Object | None = None
     conditions: list[Object] = field(default_factory=list)
-    """True conditions of the job, and of the Job inside a JobSet or TrainJob."""
+    """True conditions of the job, and of the Job that its controller created (Kind.inner_job)."""
     pods: list[tuple[PodStatus, Object]] = field(default_factory=list)
     """The newest pod of each index."""
     exits: list[ContainerExit] = field(default_factory=list)
@@ -93,11 +83,12 @@ class Snapshot:
 
     @property
     def is_active(self) -> bool:
-        return self.status.state not in (*ENDED, "suspended", "stopping")
+        is_held = self.status.state in (RunState.SUSPENDED, RunState.STOPPING)
+        return not is_held and not self.status.has_ended
 
     @property
     def is_running(self) -> bool:
-        return self.status.state == "running"
+        return self.status.state == RunState.RUNNING
 
     @property
     def is_waiting(self) -> bool:
@@ -106,59 +97,57 @@ class Snapshot:
 
     def events_with_reason(self, *reasons: str) -> list[Object]:
         """Newest first."""
-        return sorted((e for e in self.events if e.get("reason") in reasons), key=event_time, reverse=True)
+        chosen = [event for event in self.events if event.get("reason") in reasons]
+        return sorted(chosen, key=event_time, reverse=True)
 
 
-def take_snapshot(cluster: Cluster, record: Record) -> Snapshot:
+def take_snapshot(run: ObservedRun) -> Snapshot:
     """Without heartbeats: reading them takes a pod."""
+    record = run.record
     unreadable: list[str] = []
-    job, raw = find_job(cluster, record), find_pods(cluster, record)
-    statuses = pod_statuses(record, raw, cluster.usage(record.namespace, record.selector) if raw else None)
-    progress = rank_zero_progress(cluster, record, statuses)
-    events = _events(cluster, record, unreadable)
-    queue = read_queue_state(cluster, record, job, statuses)
-    unreadable += [queue.unseen] if queue.unseen else []
-    place = cluster.place(record.namespace)
-    idle = idle_code(cluster, record, statuses, progress)
-    observed = Observation(job, statuses, progress, idle, events, queue, place)
-    status = replace(make_status(record, observed), unseen=unindexed_pods_warning(record, raw))
-    pods, claims = by_index(record, raw), claim_names(record)
+    run.events = _events(run, unreadable)  # all of them: a cause may be in any
+    if run.queue.unseen:
+        unreadable.append(run.queue.unseen)
+    status = replace(run.status, unseen=run.unindexed_warning)
+    claims = claim_names(record)
     exits: list[ContainerExit] = []
     gave_up = None
     if status.state not in _IGNORE_EXITS:
-        exits, gave_up = _exits(cluster, record, pods, unreadable)
-        if record.config.launch.kind == "pytorch_job" and not exits:
-            exits = exits_from_events(record, job, (event for event in events if is_about(record, event)))
-        if needs_run_reports(record, job, exits):
-            exits = add_run_reports(cluster, record, job, exits)
-    if progress is None and not exits:
+        # Each source costs more than the one before: pods, then events, then a pod that reads the volume.
+        exits, gave_up = _exits(run, unreadable)
+        if not exits:
+            exits = exits_from_events(record, run.job, (event for event in run.events if is_about(record, event)))
+        if needs_run_reports(record, run.job, exits):
+            exits = add_run_reports(run, exits)
+    if run.progress is None and not exits:
         unreadable.append("The log of the run cannot be read.")
+    could_not_connect = any(each.code == ExitCode.UNAVAILABLE for each in exits)
     return Snapshot(
         record=record,
         status=status,
-        job=job,
-        conditions=_conditions(cluster, record, job, any(pod.phase == "Terminating" for pod in statuses)),
-        pods=[(pod, pods[pod.index][-1]) for pod in statuses],
+        job=run.job,
+        conditions=_conditions(run),
+        pods=[(pod, run.pods_by_index[pod.index][-1]) for pod in run.pod_statuses],
         exits=exits,
         gave_up=gave_up,
-        events=[event for event in events if _is_of_run(record, event, claims)],
-        claims=_claim_phases(cluster, record, claims) if _has_pending_pods(record, job, statuses) else {},
-        has_service=_has_service(cluster, record) if any(each.code == UNREACHABLE for each in exits) else None,
-        usage={pod.name: pod.memory for pod in statuses if pod.memory},
+        events=[event for event in run.events if _is_of_run(record, event, claims)],
+        claims=_claim_phases(run, claims) if _has_pending_pods(run) else {},
+        has_service=_has_service(run) if could_not_connect else None,
+        usage={pod.name: pod.memory for pod in run.pod_statuses if pod.memory},
         unreadable=unreadable,
-        queue=queue,
-        place=place,
+        queue=run.queue,
+        place=run.place,
     )
 
 
-def _has_pending_pods(record: Record, job: Object | None, pods: list[PodStatus]) -> bool:
-    has_too_few = len(pods) < record.config.launch.node_range[1]
-    return job is not None and (has_too_few or any(pod.phase == "Pending" for pod in pods))
+def _has_pending_pods(run: ObservedRun) -> bool:
+    has_too_few = len(run.pod_statuses) < run.record.config.launch.node_range[1]
+    return run.job is not None and (has_too_few or any(pod.phase == "Pending" for pod in run.pod_statuses))
 
 
-def _events(cluster: Cluster, record: Record, unreadable: list[str]) -> list[Object]:
+def _events(run: ObservedRun, unreadable: list[str]) -> list[Object]:
     try:
-        return cluster.find("v1", "Event", record.namespace)
+        return run.cluster.find("v1", "Event", run.namespace)
     except UsageError as error:
         unreadable.append(error.what)
         return []
@@ -172,24 +161,28 @@ def claim_names(record: Record) -> dict[str, str]:
 
 def _is_of_run(record: Record, event: Object, claims: dict[str, str]) -> bool:
     """Whether the event is about the run's job, pods or claims, or its Workload of Kueue."""
+    if is_about(record, event):
+        return True
     involved = event.get("involvedObject") or {}
-    kind, name = involved.get("kind"), str(involved.get("name", ""))
-    return (
-        is_about(record, event)
-        or (kind == "PersistentVolumeClaim" and name in claims.values())
-        or (kind == "Workload" and name.startswith(f"{record.workload.kind.lower()}-{record.run_id}-"))
-    )
+    name = str(involved.get("name", ""))
+    if involved.get("kind") == "PersistentVolumeClaim":
+        return name in claims.values()
+    return involved.get("kind") == "Workload" and is_workload_name(record, name)
 
 
-def _conditions(cluster: Cluster, record: Record, job: Object | None, has_terminating_pods: bool) -> list[Object]:
-    conditions = _true_conditions(job)
-    has_inner = job is not None and record.config.launch.kind in ("job_set", "train_job")
-    if has_inner and (has_terminating_pods or any(each["type"] == "Failed" for each in conditions)):
-        try:  # the outer job only reports that the inner one failed, and only after its pods have exited
-            inner = cluster.get("batch/v1", "Job", f"{record.run_id}-{JOB_NAME}-0", record.namespace)
-        except LlmtrainError:
-            inner = None
-        conditions += _true_conditions(inner)
+def _conditions(run: ObservedRun) -> list[Object]:
+    conditions = _true_conditions(run.job)
+    inner_job = run.record.kind.inner_job
+    if run.job is None or inner_job is None:
+        return conditions
+    is_terminating = any(pod.phase == "Terminating" for pod in run.pod_statuses)
+    has_failed = any(each["type"] == "Failed" for each in conditions)
+    # The outer job only reports that the inner one failed, and only after its pods have exited.
+    if is_terminating or has_failed:
+        with suppress(LlmtrainError):  # not allowed to read it
+            conditions += _true_conditions(
+                run.cluster.get("batch/v1", "Job", f"{run.run_id}{inner_job}", run.namespace)
+            )
     return conditions
 
 
@@ -198,51 +191,60 @@ def _true_conditions(job: Object | None) -> list[Object]:
     return [each for each in conditions if each.get("status") == "True"]
 
 
-def _claim_phases(cluster: Cluster, record: Record, claims: dict[str, str]) -> dict[str, str]:
+def _claim_phases(run: ObservedRun, claims: dict[str, str]) -> dict[str, str]:
     phases = {}
     for name in claims.values():
         try:
-            claim = cluster.get("v1", "PersistentVolumeClaim", name, record.namespace)
+            claim = run.cluster.get("v1", "PersistentVolumeClaim", name, run.namespace)
         except LlmtrainError:  # not allowed to read it
             continue
         phases[name] = "missing" if claim is None else str((claim.get("status") or {}).get("phase") or "")
     return phases
 
 
-def _has_service(cluster: Cluster, record: Record) -> bool | None:
+def _has_service(run: ObservedRun) -> bool | None:
     """None if an operator creates the Service, or it may not be read."""
-    if record.config.launch.kind not in _OWN_SERVICE:
+    if not run.record.kind.renders_service:
         return None
     try:
-        return cluster.get("v1", "Service", record.plan.service, record.namespace) is not None
+        return run.cluster.get("v1", "Service", run.record.plan.service, run.namespace) is not None
     except LlmtrainError:
         return None
 
 
-def _exits(
-    cluster: Cluster, record: Record, pods: dict[int, list[Object]], unreadable: list[str]
-) -> tuple[list[ContainerExit], str | None]:
+def _exits(run: ObservedRun, unreadable: list[str]) -> tuple[list[ContainerExit], str | None]:
     """The last exit of each pod. If llmtrain gave up after repeated crashes: those crashes, and its message."""
-    by_pod = exit_histories(record, pods)
-    if record.config.launch.kind == "stateful_set":
-        _add_idle_exits(cluster, record, by_pod)
-    last = _read_logs(cluster, record, related_exits(record, [own[0] for own in by_pod if own]), unreadable)
-    gave_up = next((each.report for each in last if each.report and each.report.reason == "gave_up"), None)
+    record = run.record
+    by_pod = exit_histories(record, run.pods_by_index)
+    if record.kind.pods_idle_at_end:
+        _add_idle_exits(run, by_pod)
+    last = _read_logs(run, related_exits(record, [own[0] for own in by_pod if own]), unreadable)
+    gave_up = _give_up_message(last)
     if gave_up is None:
         return last, None
-    earlier = [next((each for each in own if each.code != 65), None) for own in by_pod]
-    crashes = _read_logs(cluster, record, related_exits(record, [each for each in earlier if each]), unreadable)
-    return crashes or last, gave_up.message
+    earlier = []
+    for own in by_pod:
+        crashed = [each for each in own if each.code != ExitCode.FAILED]
+        earlier += crashed[:1]
+    crashes = _read_logs(run, related_exits(record, earlier), unreadable)
+    return crashes or last, gave_up
 
 
-def _add_idle_exits(cluster: Cluster, record: Record, by_pod: list[list[ContainerExit]]) -> None:
-    """Pods of a StatefulSet log their exit code and keep running until they are deleted."""
+def _give_up_message(exits: list[ContainerExit]) -> str | None:
+    for each in exits:
+        if each.report and each.report.reason == "gave_up":
+            return each.report.message
+    return None
+
+
+def _add_idle_exits(run: ObservedRun, by_pod: list[list[ContainerExit]]) -> None:
+    """Pods that idle log their exit code and keep running until they are deleted."""
 
     def add(own: list[ContainerExit]) -> None:
         if not own or not own[0].is_running:
             return
         current = own.pop(0)
-        lines = _log_lines(cluster, record, current) or ()
+        lines = _log_lines(run, current) or ()
         code = read_progress(lines).idle_code
         if code:
             own.insert(0, replace(current, code=code, lines=lines))
@@ -251,28 +253,28 @@ def _add_idle_exits(cluster: Cluster, record: Record, by_pod: list[list[Containe
         list(threads.map(add, by_pod))
 
 
-def _read_logs(
-    cluster: Cluster, record: Record, exits: Iterable[ContainerExit], unreadable: list[str]
-) -> list[ContainerExit]:
+def _read_logs(run: ObservedRun, exits: Iterable[ContainerExit], unreadable: list[str]) -> list[ContainerExit]:
     """The exits in order of time, the most severe of them with their logs."""
     ordered = sorted(exits, key=lambda each: each.severity)
 
     def read(each: ContainerExit) -> ContainerExit:
-        has_error = each.report is not None and each.report.error
-        return each if has_error else with_log(each, each.lines or _log_lines(cluster, record, each))
+        if each.report is not None and each.report.error:
+            return each
+        return with_log(each, each.lines or _log_lines(run, each))
 
     with ThreadPoolExecutor(MAX_PARALLEL_LOGS) as threads:
-        done = [*threads.map(read, ordered[:MAX_LOGS]), *ordered[MAX_LOGS:]]
+        done = list(threads.map(read, ordered[:MAX_LOGS]))
+    done += ordered[MAX_LOGS:]
     message = "Logs cannot be read."
     if any(each.is_unreadable for each in done) and message not in unreadable:
         unreadable.append(message)
-    return sorted(done, key=lambda each: (each.finished_at or "9", each.index))
+    return sorted(done, key=lambda each: (each.finished_at or "9", each.index))  # "9" sorts after every year
 
 
-def _log_lines(cluster: Cluster, record: Record, exit_: ContainerExit) -> tuple[str, ...] | None:
+def _log_lines(run: ObservedRun, exit_: ContainerExit) -> tuple[str, ...] | None:
     try:
         return tuple(
-            cluster.log(exit_.pod, record.namespace, exit_.container, tail=TAIL_LINES, previous=exit_.is_previous)
+            run.cluster.log(exit_.pod, run.namespace, exit_.container, tail=TAIL_LINES, previous=exit_.is_previous)
         )
     except LlmtrainError:  # not allowed to read it, or the node does not respond
         return None

@@ -26,7 +26,7 @@ function show() {
   }
   place = target;
   current?.close();
-  for (const key of ["view", "local", "cluster"]) notice(key, null);
+  for (const key of ["view", "curves", "configs", "local", "cluster"]) notice(key, null);
   main.replaceChildren();
   window.scrollTo(0, 0);
   if (wanted.name === "run") current = new RunView(main, wanted.key, wanted.tab);

@@ -5,7 +5,7 @@ import { compact, duration, precise } from "./format.js";
 
 export const COLORS = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7", "--c8"];
 const MARK_COLORS = {
-  restart: "--warn", interrupted: "--warn", failed: "--bad", crashed: "--bad", checkpoint: "--mark",
+  restart: "--warn", interrupted: "--warn", failed: "--bad", killed: "--bad", checkpoint: "--mark",
 };
 
 export function color(name) {
@@ -28,7 +28,10 @@ function seriesOptions(each) {
 }
 
 export class Chart {
-  constructor(parent, { title, format = precise, ticks = format, height = 220, onZoom = null }) {
+  constructor(parent, { title, unit = "", format = precise, ticks = format, height = 220, hidden = new Set(), onZoom = null, onToggle = null }) {
+    this.unit = unit;
+    this.hidden = hidden;
+    this.onToggle = onToggle;
     this.format = format;
     this.ticks = ticks;
     this.height = height;
@@ -49,7 +52,7 @@ export class Chart {
     this.observer.observe(this.canvas);
   }
 
-  // view: {axis, log, range: [low, high] or null}
+  // view: {axis, axisTitle, log, extent: [low, high] of all charts, range: [low, high] or null}
   set(series, marks, view, pointsText = "") {
     this.series = series;
     this.marks = marks;
@@ -69,7 +72,7 @@ export class Chart {
       this.shape = shape;
       this.build(data);
     }
-    this.showLegend(null);
+    this.buildLegend();
   }
 
   data() {
@@ -81,21 +84,21 @@ export class Chart {
     this.drop();
     this.canvas.replaceChildren();
     const text = color("--muted"), line = color("--grid");
-    const axis = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1, size: 4 }, font: "11px system-ui, sans-serif" };
+    const axis = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1, size: 4 }, font: "11px system-ui, sans-serif", labelFont: "11px system-ui, sans-serif", labelSize: 18, labelGap: 0 };
     const time = this.view.axis === "time";
     const options = {
       width: Math.max(100, this.canvas.clientWidth), height: this.height,
       legend: { show: false },
       cursor: { sync: { key: "llmtrain" }, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
       scales: {
-        x: { time: false, range: (_, low, high) => this.view.range ?? [low, low === high ? high + 1 : high] },
+        x: { time: false, range: (_, low, high) => this.view.range ?? (low === high ? [low, high + 1] : this.view.extent ?? [low, high]) },
         y: this.view.log ? { distr: 3 } : { range: (_, low, high) => padded(low, high) },
       },
       axes: [
-        { ...axis, size: 28, space: 64, values: (_, ticks) => ticks.map((v) => (time ? duration(v) : compact(v))) },
-        { ...axis, size: 58, values: (_, ticks) => ticks.map((v) => (v === null ? "" : this.ticks(v))) },
+        { ...axis, label: this.view.axisTitle, size: 28, space: 64, values: (_, ticks) => ticks.map((v) => (time ? duration(v) : compact(v))) },
+        { ...axis, label: this.unit, size: 58, values: (_, ticks) => ticks.map((v) => (v === null ? "" : this.ticks(v))) },
       ],
-      series: [{}, ...this.series.map(seriesOptions)],
+      series: [{}, ...this.series.map((each) => ({ ...seriesOptions(each), show: !this.isHidden(each) }))],
       hooks: {
         drawAxes: [(plot) => this.drawMarks(plot)],  // also once after `destroy`
         setCursor: [(plot) => this.showLegend(plot.cursor.idx)],
@@ -140,20 +143,54 @@ export class Chart {
     ctx.restore();
   }
 
+  // A raw curve is shown and hidden with the smoothed one.
+  isHidden(each) {
+    const smoothed = this.series.find((other) => other.smoothOf === each.label);
+    return this.hidden.has((smoothed ?? each).label);
+  }
+
+  showHidden() {
+    if (!this.plot) return;
+    this.series.forEach((each, index) => this.plot.setSeries(index + 1, { show: !this.isHidden(each) }));
+    this.buildLegend();
+  }
+
+  // One entry per line; a click hides it, where there are several.
+  buildLegend() {
+    const shown = this.series.filter((each) => each.kind !== "raw" || !this.series.some((s) => s.smoothOf === each.label));
+    const shape = JSON.stringify(shown.map((each) => [each.label, each.color, each.kind, this.isHidden(each)]));
+    if (shape !== this.legendShape) {
+      this.legendShape = shape;
+      this.at = h("span", { class: "at", hidden: true });
+      this.entries = shown.map((each) => this.legendEntry(each, shown.length > 1));
+      this.legend.replaceChildren(this.at, ...this.entries.map(({ element }) => element));
+    }
+    shown.forEach((each, index) => (this.entries[index].series = each));
+    this.showLegend(null);
+  }
+
+  legendEntry(each, isButton) {
+    const swatch = h("i", { class: `swatch ${each.kind ?? ""}` });
+    swatch.style.setProperty("--line", color(each.color));
+    const value = h("b");
+    const parts = [swatch, each.label, " ", value];
+    if (!isButton || !this.onToggle) return { value, element: h("span", null, ...parts) };
+    const isShown = !this.isHidden(each);
+    const properties = { type: "button", title: isShown ? "Hide this line" : "Show this line", "aria-pressed": String(isShown), onclick: () => this.onToggle(each.label) };
+    return { value, element: h("button", properties, ...parts) };
+  }
+
   // Values at the cursor; without one, the last values.
   showLegend(index) {
-    if (!this.plot) return;
-    const entries = this.series.filter((each) => each.kind !== "raw" || !this.series.some((s) => s.smoothOf === each.label));
+    if (!this.plot || !this.entries) return;
     const at = index === null || index === undefined ? null : this.plot.data[0][index];
-    const rows = entries.map((each) => {
-      const shown = this.series.find((other) => other.label === each.smoothOf) ?? each;  // the number is never smoothed
-      const value = at === null ? shown.y[shown.y.length - 1] : nearest(shown, at);
-      const swatch = h("i", { class: `swatch ${each.kind ?? ""}` });
-      swatch.style.background = color(each.color);
-      return h("span", null, swatch, each.label, " ", h("b", null, value === undefined ? "–" : this.format(value)));
-    });
-    const place = at === null ? [] : [h("span", { class: "at" }, this.view.axis === "time" ? duration(at) : `${this.view.axis} ${compact(at)}`)];
-    this.legend.replaceChildren(...place, ...rows);
+    for (const { series, value } of this.entries) {
+      const shown = this.series.find((other) => other.label === series.smoothOf) ?? series;  // the number is never smoothed
+      const number = at === null ? shown.y[shown.y.length - 1] : nearest(shown, at);
+      setText(value, number === undefined ? "–" : this.format(number));
+    }
+    this.at.hidden = at === null;
+    if (at !== null) setText(this.at, this.view.axis === "time" ? duration(at) : `${this.view.axis} ${compact(at)}`);
   }
 
   resize() {
@@ -163,7 +200,7 @@ export class Chart {
 
   redraw() {
     if (!this.plot) return;
-    this.shape = "";
+    this.shape = this.legendShape = "";
     this.set(this.series, this.marks, this.view, this.points.textContent);
   }
 

@@ -4,11 +4,12 @@ import { get, notice, Stream } from "./api.js";
 import { card, h } from "./dom.js";
 import { CurvesPanel } from "./curves.js";
 import { table } from "./ranks.js";
-import { runLink, stateBadge } from "./runs.js";
+import { runLink, stateBadge } from "./state.js";
 import { COLORS } from "./charts.js";
 import { compact, count, loss } from "./format.js";
 
 const MAX_RUNS = 8;
+const PROBLEM_MS = 2000;  // until configs that could not be read are asked for again
 
 export class CompareView {
   constructor(parent, keys) {
@@ -32,12 +33,13 @@ export class CompareView {
       row: (row) => this.setRow(row),
       rows: (rows) => this.panel.append(rows.key, rows),
       reset: ({ key }) => this.panel.reset(key),
-      problem: (problem) => notice("view", problem),
+      problem: (problem) => notice(problem.key, problem),
     }, this.panel.position);
     await this.showConfigs();
   }
 
   setRow(row) {
+    notice(row.key, null);
     this.rows.set(row.key, row);
     this.showRows();
   }
@@ -50,7 +52,7 @@ export class CompareView {
       const name = h("span", null, swatch, h("a", { href: runLink(key) }, this.labels[index]));
       return [name, stateBadge(each.state ?? "loading"), `${count(each.step)} / ${count(each.max_steps)}`, loss(each.loss), loss(each.val_loss), compact(each.tokens_per_second)];
     });
-    this.summary.replaceChildren(card(null, table(["Run", "State", "Step", "Loss", "Validation loss", "Tokens per second"], rows)));
+    this.summary.replaceChildren(card(null, table(["Run", "State", "Step", "Loss", "Validation loss", "Tokens/s, last"], rows)));
   }
 
   async showConfigs() {
@@ -60,8 +62,11 @@ export class CompareView {
       const text = (value) => (value === null || value === undefined ? "–" : String(value));
       const rows = names.map((name) => [name, ...configs.map((config) => text(config[name]))]).filter(([name, ...values]) => name !== "output.run_id" && new Set(values).size > 1);
       this.configs.replaceChildren(card("What differs in the configs", rows.length ? table(["Field", ...this.labels], rows) : h("p", { class: "empty" }, "The configs are equal")));
+      notice("configs", null);
     } catch (problem) {
-      notice("view", problem);
+      if (this.isClosed) return;
+      notice("configs", problem);
+      this.again = setTimeout(() => this.showConfigs(), PROBLEM_MS);  // no event tells that they can be read now
     }
   }
 
@@ -71,7 +76,9 @@ export class CompareView {
 
   close() {
     this.isClosed = true;
+    clearTimeout(this.again);
     this.stream?.close();
     this.panel.close();
+    for (const key of this.keys) notice(key, null);
   }
 }

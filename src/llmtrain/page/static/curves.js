@@ -3,22 +3,27 @@
 
 import { get, notice } from "./api.js";
 import { Chart, COLORS } from "./charts.js";
-import { h } from "./dom.js";
+import { h, isNarrow } from "./dom.js";
 import { bytes, compact, count, loss, percent, precise } from "./format.js";
 
 const CHARTS = [
-  { id: "loss", title: "Loss", metrics: ["train/loss", "val/loss"], format: loss, ticks: precise, isWide: true },
-  { id: "lr", title: "Learning rate", metrics: ["train/lr"], format: precise },
-  { id: "grad", title: "Gradient norm", metrics: ["train/grad_norm"], format: precise },
-  { id: "rate", title: "Tokens per second", metrics: ["train/tokens_per_second"], format: compact },
-  { id: "mfu", title: "MFU", metrics: ["train/mfu"], format: percent, isOptional: true },
-  { id: "memory", title: "Peak memory", metrics: ["train/peak_memory_bytes"], format: bytes, isOptional: true },
+  { id: "loss", title: "Loss", unit: "nats per token", metrics: ["train/loss", "val/loss"], format: loss, ticks: precise, isWide: true },
+  { id: "perplexity", title: "Validation perplexity", unit: "perplexity", metrics: ["val/perplexity"], format: precise, isOptional: true },
+  { id: "bits", title: "Validation bits per byte", unit: "bits per byte", metrics: ["val/bits_per_byte"], format: loss, ticks: precise, isOptional: true },
+  { id: "lr", title: "Learning rate", unit: "learning rate", metrics: ["train/lr"], format: precise },
+  { id: "grad", title: "Gradient norm", unit: "norm before clipping", metrics: ["train/grad_norm"], format: precise },
+  { id: "rate", title: "Tokens per second", unit: "tokens/s", metrics: ["train/tokens_per_second"], format: compact },
+  { id: "mfu", title: "MFU", unit: "of peak FLOP/s", metrics: ["train/mfu"], format: percent, isOptional: true },
+  { id: "memory", title: "Peak memory", unit: "per GPU", metrics: ["train/peak_memory_bytes"], format: bytes, isOptional: true },
 ];
 const AXES = { step: "Step", tokens: "Tokens", time: "Time" };
+const AXIS_TITLES = { step: "step", tokens: "tokens", time: "time since the first step" };
+const FEWEST_SMOOTHED = 3;  // points; of fewer there is nothing to smooth
 const AXIS_PIXELS = 70;
 const RETRY_MS = 500;
+const PROBLEM_MS = 2000;  // until curves that could not be read are asked for again
 const RELOAD_GROWTH = 1.5;  // curves are read again when they have this many times the points
-const settings = { axis: "step", log: false, smooth: 0.9 };  // kept from run to run
+const settings = { axis: "step", log: false, smooth: null };  // kept from run to run; smooth: null until the reader moves the slider
 
 export class CurvesPanel {
   constructor(parent, keys, labels) {
@@ -27,12 +32,14 @@ export class CurvesPanel {
     this.data = new Map();
     this.ends = new Map();
     this.range = null;
+    this.hidden = new Set();  // labels of lines
     this.element = h("div");
     this.grid = h("div", { class: "charts" });
     this.element.append(this.toolbar(), this.grid, this.markKeys());
     parent.append(this.element);
+    const heights = isNarrow() ? { wide: 240, other: 150 } : { wide: 320, other: 200 };
     this.charts = CHARTS.map((each) => {
-      const chart = new Chart(this.grid, { title: each.title, format: each.format, ticks: each.ticks ?? each.format, height: each.isWide ? 320 : 190, onZoom: (range) => this.zoom(range) });
+      const chart = new Chart(this.grid, { title: each.title, unit: each.unit, format: each.format, ticks: each.ticks ?? each.format, height: each.isWide ? heights.wide : heights.other, hidden: this.hidden, onZoom: (range) => this.zoom(range), onToggle: (label) => this.toggle(label) });
       chart.element.classList.toggle("wide", Boolean(each.isWide));
       chart.element.dataset.chart = each.id;
       chart.element.hidden = Boolean(each.isOptional);
@@ -50,8 +57,11 @@ export class CurvesPanel {
     this.axisButtons = axis;
     this.logButton = h("button", { type: "button", "aria-pressed": String(settings.log) }, "Log scale");
     this.logButton.addEventListener("click", () => this.set({ log: !settings.log }));
-    const slider = h("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: String(settings.smooth), "aria-label": "Smoothing" });
-    slider.addEventListener("change", () => this.set({ smooth: Number(slider.value) }));
+    this.slider = h("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0", "aria-label": "Smoothing" });
+    this.smoothing = h("output", { class: "smoothing" });
+    this.slider.addEventListener("input", () => (this.smoothing.textContent = Number(this.slider.value).toFixed(2)));
+    this.slider.addEventListener("change", () => this.set({ smooth: Number(this.slider.value) }));
+    this.smoothLabel = h("label", { title: "Weight of the past in a moving average of the training loss", hidden: true }, "Smoothing", this.slider, this.smoothing);
     const shift = (by) => () => this.move(by);
     this.zoomButtons = h(
       "span", { class: "group", role: "group", "aria-label": "Zoom" },
@@ -62,14 +72,29 @@ export class CurvesPanel {
       h("button", { type: "button", title: "Show everything", "data-zoom": "reset", onclick: () => this.zoom(null) }, "All"),
     );
     return h(
-      "div", { class: "toolbar" }, axis, this.logButton, h("label", null, "Smoothing", slider), this.zoomButtons,
+      "div", { class: "toolbar" }, axis, this.logButton, this.smoothLabel, this.zoomButtons,
       h("span", { class: "muted" }, "Drag across a chart to zoom, double-click to show everything."),
     );
   }
 
+  // The slider shows what is in effect, also where the reader has not moved it.
+  showSmoothing() {
+    const curves = this.keys.map((key) => this.data.get(key)?.curves["train/loss"]).filter(Boolean);
+    this.smoothLabel.hidden = !curves.some((curve) => curve.total >= FEWEST_SMOOTHED);
+    if (settings.smooth !== null && document.activeElement === this.slider) return;  // it is being moved
+    const weight = settings.smooth ?? Math.max(0, ...curves.map((curve) => curve.smooth?.weight ?? 0));
+    this.slider.value = String(weight);
+    this.smoothing.textContent = weight.toFixed(2);
+  }
+
+  toggle(label) {
+    if (!this.hidden.delete(label)) this.hidden.add(label);
+    for (const { chart } of this.charts) chart.showHidden();
+  }
+
   markKeys() {
     const line = (kind, text) => h("span", null, h("i", { class: `line ${kind}` }), text);
-    return h("div", { class: "marks" }, line("", "restart or interruption"), line("bad", "failure"), h("span", null, h("i", { class: "triangle" }), "checkpoint"));
+    return h("div", { class: "marks" }, line("", "restart or interruption"), line("bad", "failure"), h("span", null, h("i", { class: "triangle" }), "checkpoint"), this.keys.length > 1 ? h("span", null, h("i", { class: "swatch dashed" }), "dashed: validation") : null);
   }
 
   set(change) {
@@ -92,6 +117,13 @@ export class CurvesPanel {
     const ends = [...this.data.values()].map((each) => each.curves["train/loss"]?.x ?? []).filter((x) => x.length);
     if (!ends.length) return null;
     return this.range ?? [Math.min(...ends.map((x) => x[0])), Math.max(...ends.map((x) => x[x.length - 1]))];
+  }
+
+  // From the first step of all curves to the last, so that all charts have one axis.
+  wholeRange() {
+    const all = [...this.data.values()].flatMap(({ curves }) => Object.values(curves).map(({ x }) => x)).filter((x) => x.length);
+    if (!all.length) return [0, 1];
+    return [Math.min(...all.map((x) => x[0])), Math.max(...all.map((x) => x[x.length - 1]))];
   }
 
   move(by) {
@@ -121,14 +153,23 @@ export class CurvesPanel {
     if (this.range) Object.assign(query, { from: this.range[0], to: this.range[1] });
     const answers = await Promise.all(this.keys.map((key) => get("/api/curves", { key, ...query }).catch((problem) => ({ problem }))));
     if (request !== this.request) return;
+    const problem = answers.find((answer) => answer.problem)?.problem;
+    notice("curves", problem);
+    // The run may be back before the stream looks for it, and then no event tells.
+    if (problem) this.readAgain(PROBLEM_MS);
     answers.forEach((answer, index) => {
       const key = this.keys[index];
-      if (answer.problem) return notice("view", answer.problem);
+      if (answer.problem) return;
       const end = parseInt(answer.position, 10), loaded = answer.curves["train/loss"]?.total ?? 0;
       this.data.set(key, { ...answer, end, loaded });
-      if (this.ends.get(key) > end) this.again = setTimeout(() => this.load(), RETRY_MS);  // rows came meanwhile
+      if (this.ends.get(key) > end) this.readAgain(RETRY_MS);  // rows came meanwhile
     });
     this.draw();
+  }
+
+  readAgain(wait) {
+    clearTimeout(this.again);
+    this.again = setTimeout(() => this.load(), wait);
   }
 
   // The metrics of a run were replaced.
@@ -160,7 +201,7 @@ export class CurvesPanel {
     }
     this.draw();
     const total = data.curves["train/loss"]?.total ?? 0;  // the weight of the moving average depends on it
-    if (isLong || (settings.smooth > 0 && total > RELOAD_GROWTH * data.loaded)) this.load();
+    if (isLong || (settings.smooth === null && total > RELOAD_GROWTH * data.loaded)) this.load();
   }
 
   extend(curve, xs, ys) {
@@ -180,7 +221,9 @@ export class CurvesPanel {
   }
 
   draw() {
-    const view = { axis: settings.axis, log: settings.log, range: this.range };
+    this.showSmoothing();
+    const [begin, end] = this.wholeRange();
+    const view = { extent: [begin < end / 10 ? 0 : begin, end], axis: settings.axis, axisTitle: AXIS_TITLES[settings.axis], log: settings.log, range: this.range };
     const marks = this.keys.length === 1 ? this.data.get(this.keys[0])?.marks ?? [] : [];
     const set = ({ chart, metrics, isOptional }) => {
       const series = this.keys.flatMap((key, index) => this.seriesOf(key, index, metrics));
@@ -189,13 +232,28 @@ export class CurvesPanel {
     };
     const [loss, ...others] = this.charts;
     set(loss);
-    if (this.isDrawn) return others.forEach(set);
+    if (this.isDrawn) {
+      others.forEach(set);
+      this.arrange();
+      return;
+    }
     // The first time, the loss is on screen before the others are drawn.
     requestAnimationFrame(() => setTimeout(() => {
       if (!this.request || this.isDrawn) return;  // closed, or drawn meanwhile
       this.isDrawn = true;
       this.draw();
     }));
+  }
+
+  // Rows of two or three charts that fill the width, however many have values.
+  arrange() {
+    const shown = this.charts.map(({ chart }) => chart.element).filter((element) => !element.hidden && !element.classList.contains("wide"));
+    const rows = Math.ceil(shown.length / 3);
+    const sizes = shown.map((_, index) => Math.ceil((shown.length - (index % rows)) / rows)).sort((a, b) => b - a);
+    shown.forEach((element, index) => {
+      element.style.setProperty("--span", String(6 / sizes[index]));  // of six columns
+      element.classList.toggle("alone", shown.length % 2 === 1 && index === shown.length - 1);
+    });
   }
 
   seriesOf(key, index, metrics) {
@@ -206,10 +264,10 @@ export class CurvesPanel {
     const found = [];
     for (const name of metrics) {
       const curve = data.curves[name] ?? { x: [], y: [] };
-      const isVal = name.startsWith("val/");
+      const isVal = name.startsWith("val/") && metrics.length > 1;  // beside the training
       const label = isOnly ? (isVal ? "validation" : metrics.length > 1 ? "training" : "") : `${this.labels[index]}${isVal ? " (val)" : ""}`;
       const paint = isOnly && isVal ? COLORS[1] : own;
-      if (curve.smooth && settings.smooth > 0) {
+      if (curve.smooth && settings.smooth !== 0) {
         if (isOnly) found.push({ label: "raw", x: curve.x, y: curve.y, color: paint, kind: "raw" });
         found.push({ label, x: curve.smooth.x, y: curve.smooth.y, color: paint, kind: "line", smoothOf: "raw" });
       } else if (curve.x.length || !isVal) {

@@ -47,8 +47,26 @@ export function command(text) {
   return h("div", { class: "command" }, h("code", null, text), copyButton(text));
 }
 
+const TILES = { wide: 7, medium: 5, narrow: 3 };  // in a row at most; page.css says on which width
+
+// Names and values as tiles, in rows of about the same number; the last one takes the rest of its row.
+export function tiles(element, values) {
+  element.replaceChildren(...values.map(([name, text]) => h("div", { class: "fact" }, h("span", null, name), h("b", null, text))));
+  for (const [width, most] of Object.entries(TILES)) {
+    const rows = Math.ceil(values.length / most), columns = Math.ceil(values.length / rows);
+    element.style.setProperty(`--${width}`, String(columns));
+    element.style.setProperty(`--${width}-last`, String(1 + rows * columns - values.length));
+  }
+  return element;
+}
+
 export function card(title, ...children) {
   return h("section", { class: "card" }, title ? h("h2", null, title) : null, ...children);
+}
+
+// As in page.css: a phone.
+export function isNarrow() {
+  return matchMedia("(max-width: 760px)").matches;
 }
 
 export function sparkline(curve) {

@@ -42,6 +42,14 @@ export function precise(value) {
   return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(2) : String(Number(value.toPrecision(5)));
 }
 
+// A learning rate: 6e-4, 0.02.
+export function scientific(value) {
+  if (value === null || value === undefined) return NONE;
+  if (value === 0 || Math.abs(value) >= 0.01) return precise(value);
+  const [digits, exponent] = value.toExponential(2).split("e");
+  return `${Number(digits)}e${exponent}`;
+}
+
 export function percent(value) {
   return value === null || value === undefined ? NONE : `${(value * 100).toFixed(1)} %`;
 }
@@ -52,6 +60,13 @@ export function bytes(value) {
     if (value >= size) return `${trim(value / size)} ${unit}`;
   }
   return `${value} B`;
+}
+
+// Money: 1.87 USD, 12,300 USD.
+export function money(amount, currency) {
+  if (amount === null || amount === undefined) return NONE;
+  const text = amount >= 1000 ? count(amount) : amount.toFixed(2);
+  return `${text} ${currency}`;
 }
 
 export function duration(seconds) {

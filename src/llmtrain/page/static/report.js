@@ -2,11 +2,11 @@
 
 import { data } from "./api.js";
 import { CurvesPanel } from "./curves.js";
-import { card, command, h, sparkline } from "./dom.js";
-import { bytes, clock, compact, count, duration, loss, percent, plural, setServerTime } from "./format.js";
+import { card, command, h, isNarrow, sparkline, tiles } from "./dom.js";
+import { bytes, clock, compact, count, duration, loss, money, percent, plural, setServerTime } from "./format.js";
 import { RanksPanel, table } from "./ranks.js";
 import { configTable, whyCard } from "./run.js";
-import { stateBadge } from "./runs.js";
+import { stateBadge } from "./state.js";
 
 const MAX_DIFFERENCES = 140;
 const panels = [];
@@ -19,27 +19,27 @@ function facts(run) {
     ["Validation loss", loss(row.val_loss)],
     ["Best validation loss", run.best === null ? "–" : `${loss(run.best.loss)} at ${count(run.best.step)}`],
     ["Tokens", compact(run.tokens)],
-    ["Tokens per second", compact(row.tokens_per_second)],
+    ["Tokens/s, last", compact(row.tokens_per_second)],
     ["MFU", percent(row.mfu)],
     ["Parameters", compact(details.parameters)],
     ["Processes", count(row.processes)],
-    ["Restarts", count(row.restarts)],
+    ["Restarts", row.restarts ? count(row.restarts) : "–"],
     ["Duration", duration(run.seconds)],
     row.gpu_hours === null ? ["Device", details.machine.device ?? "–"] : ["GPU-hours", compact(row.gpu_hours)],
+    ["Cost", money(row.cost, row.currency)],
   ];
-  return h("div", { class: "facts" }, ...values.filter(([, text]) => text !== "–").map(([name, text]) => h("div", { class: "fact" }, h("span", null, name), h("b", null, text))));
+  return tiles(h("div", { class: "facts" }), values.filter(([, text]) => text !== "–"));
 }
 
 function curves(parent, runs) {
   const panel = new CurvesPanel(parent, runs.map((run) => run.key), runs.map((run) => run.row.run_id));
-  const label = panel.element.querySelector("input[type=range]").parentElement;
   const button = h("button", { type: "button", "aria-pressed": "true" }, "Smoothed");  // the file has one smoothed curve
   button.addEventListener("click", () => {
     const isSmooth = button.getAttribute("aria-pressed") === "true";
     button.setAttribute("aria-pressed", String(!isSmooth));
-    panel.set({ smooth: isSmooth ? 0 : 0.9 });
+    panel.set({ smooth: isSmooth ? 0 : null });
   });
-  label.replaceWith(runs.some((run) => run.curves["train/loss"]?.smooth) ? button : "");
+  panel.smoothLabel.replaceWith(runs.some((run) => run.curves["train/loss"]?.smooth) ? button : "");
   panel.load();
   panels.push(panel);
 }
@@ -60,6 +60,11 @@ function samples(run) {
   return card(run.sample_step ? `Answers at step ${count(run.sample_step)}` : "A sample of the model", ...rows);
 }
 
+// Open where there is room.
+function folded(title, ...children) {
+  return h("details", { class: "folded", open: !isNarrow() }, h("summary", null, title), ...children);
+}
+
 function files(run) {
   const rows = run.details.checkpoints.map((each) => [each.name, [each.is_latest && "latest", each.is_best && "best"].filter(Boolean).join(", "), bytes(each.bytes), clock(each.time)]);
   const about = [["Directory", run.details.path], ...Object.entries(run.details.machine), ["git commit", run.details.git], ["Started", clock(run.row.started)]];
@@ -70,11 +75,20 @@ function files(run) {
   );
 }
 
-function config(run) {
-  const changed = card(`Config: ${count(Object.keys(run.changed).length)} fields that differ from their defaults`, configTable(run.changed, null, "", ""));
-  const all = h("details", null, h("summary", { class: "muted" }, `All ${count(Object.keys(run.config).length)} fields`), configTable(run.config, null, "", ""));
-  changed.append(all);
-  return changed;
+function allFields(run) {
+  return h("details", null, h("summary", { class: "muted" }, `All ${count(Object.keys(run.config).length)} fields of the config`), configTable(run.config, null, "", ""));
+}
+
+// Of several runs, the fields that all have in common are shown once, above them.
+function config(run, isOnly) {
+  if (!isOnly) return card(null, allFields(run));
+  return card(`Config: ${plural(Object.keys(run.changed).length, "field")} set`, configTable(run.changed, null, "", ""), allFields(run));
+}
+
+function commonConfig(runs) {
+  const [first, ...others] = runs;
+  const common = Object.entries(first.changed).filter(([name, value]) => others.every((run) => name in run.changed && run.config[name] === value));
+  return common.length ? card(null, folded(`Config of all runs: ${plural(common.length, "field")} set`, configTable(Object.fromEntries(common), null, "", ""))) : "";
 }
 
 function showRun(parent, run, isOnly) {
@@ -83,7 +97,7 @@ function showRun(parent, run, isOnly) {
   if (isOnly) curves(parent, [run]);
   const more = h("div", { class: "below" });
   parent.append(more);
-  more.append(samples(run) ?? "", config(run), files(run));
+  more.append(samples(run) ?? "", config(run, isOnly), folded("Commands, checkpoints and machine", files(run)));
   if (run.ranks.rank.length > 1 || run.details.generations.length > 1) ranks(more, run);
 }
 
@@ -94,14 +108,15 @@ function overview(parent, runs) {
     run.best === null ? "–" : loss(run.best.loss), compact(run.row.tokens_per_second), percent(run.row.mfu), count(run.row.processes), duration(run.seconds),
   ]);
   parent.append(h("div", { class: "title" }, h("h1", null, plural(runs.length, "run"))));
-  parent.append(card(null, table(["Run", "State", "", "Step", "Loss", "Val loss", "Best", "Tok/s", "MFU", "Processes", "Duration"], rows)));
+  parent.append(card(null, table(["Run", "State", "", "Step", "Loss", "Val loss", "Best", "Tok/s, last", "MFU", "Processes", "Duration"], rows)));
   curves(parent, runs);
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.config)))].sort();
   const text = (value) => (value === null || value === undefined ? "–" : String(value));
-  const differing = names.filter((name) => new Set(runs.map((run) => text(run.config[name]))).size > 1);
+  const isOwn = (name) => name !== "output.run_id" && runs.some((run) => name in run.changed);  // not what follows from other fields
+  const differing = names.filter((name) => isOwn(name) && new Set(runs.map((run) => text(run.config[name]))).size > 1);
   const differences = differing.map((name) => [name, ...runs.map((run) => text(run.config[name]))]);
   const shown = differences.slice(0, MAX_DIFFERENCES);
-  parent.append(h("div", { class: "below" }, card("Differences in the configs", shown.length ? table(["Field", ...runs.map((run) => run.row.run_id)], shown) : h("p", { class: "empty" }, "The configs are equal"))));
+  parent.append(h("div", { class: "below" }, card("Differences in the configs", shown.length ? table(["Field", ...runs.map((run) => run.row.run_id)], shown) : h("p", { class: "empty" }, "The configs are equal")), commonConfig(runs)));
 }
 
 setServerTime(data.written);

@@ -35,7 +35,7 @@ export async function get(_, { key, axis, smooth, metric, from, to }) {
     const shown = part(run, own, axis, from, to);
     const total = from === undefined ? own.total : Math.max(shown.x.length, Math.round((own.total * shown.x.length) / own.x.length));
     curves[name] = { ...shown, total };
-    if (own.smooth && smooth > 0) curves[name].smooth = part(run, own.smooth, axis, from, to);
+    if (own.smooth && smooth !== 0) curves[name].smooth = part(run, own.smooth, axis, from, to);
   }
   const marks = run.details.marks.map((mark) => ({ ...mark, x: place(run, mark.step, axis) }));
   return { position: "0-0", time_base: 0, curves, marks };

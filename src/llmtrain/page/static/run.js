@@ -2,12 +2,12 @@
 
 import { get, notice, Stream, session } from "./api.js";
 import { actionButtons } from "./actions.js";
-import { card, command, copyButton, h, setText } from "./dom.js";
+import { card, command, copyButton, h, setText, tiles } from "./dom.js";
 import { CurvesPanel } from "./curves.js";
 import { LogPanel } from "./logs.js";
 import { RanksPanel, table } from "./ranks.js";
-import { runLink, stateBadge } from "./runs.js";
-import { ago, bytes, clock, compact, count, left, loss, percent } from "./format.js";
+import { runLink, stateBadge } from "./state.js";
+import { ago, bytes, clock, compact, count, duration, left, loss, money, percent } from "./format.js";
 
 const TABS = { curves: "Curves", ranks: "Ranks and pods", logs: "Logs", samples: "Samples", config: "Config", files: "Checkpoints and commands" };
 const QUIET = ["running", "finished", "not started", "starting", "pending"];
@@ -51,7 +51,7 @@ export class RunView {
     this.wanted = tab;
     if (!this.details) return;  // `start` shows it
     this.tab = TABS[tab] ? tab : "curves";
-    const names = Object.keys(TABS).filter((name) => name !== "samples" || this.details.samples.length);
+    const names = Object.keys(TABS).filter((name) => name !== "samples" || this.details.samples.length || this.details.has_end_sample);
     this.tabs.replaceChildren(...names.map((name) => h("a", { href: runLink(this.key, name), "aria-current": name === this.tab ? "page" : null }, name === "ranks" && this.row.where === "local" ? "Ranks" : TABS[name])));
     this.panel?.close?.();
     this.panel = null;
@@ -112,7 +112,8 @@ export class RunView {
 
   async show_samples() {
     const steps = [...this.details.samples].reverse();
-    const choice = h("select", { "aria-label": "Step" }, ...steps.map((step) => h("option", { value: String(step) }, `Step ${count(step)}`)));
+    const end = this.details.has_end_sample ? [h("option", { value: "end" }, "End of the run")] : [];
+    const choice = h("select", { "aria-label": "Step" }, ...end, ...steps.map((step) => h("option", { value: String(step) }, `Step ${count(step)}`)));
     const place = h("div");
     const show = async () => {
       try {
@@ -123,7 +124,7 @@ export class RunView {
       }
     };
     choice.addEventListener("change", show);
-    this.body.append(h("div", { class: "toolbar" }, choice), card("Answers during training", place));
+    this.body.append(h("div", { class: "toolbar" }, choice), card("Samples of the model", place));
     this.follow();
     await show();
   }
@@ -177,19 +178,23 @@ export class RunView {
   }
 
   showFacts() {
-    const row = this.row;
+    const row = this.row, isLocal = row.where === "local";
     const all = [
       ["Step", row.max_steps ? `${count(row.step)} / ${count(row.max_steps)}` : count(row.step)],
-      ["ETA", left(row)], ["Loss", loss(row.loss)], ["Validation loss", loss(row.val_loss)],
-      ["Tokens/s", compact(row.tokens_per_second)], ["MFU", percent(row.mfu)],
-      ["Pods × processes", `${row.pods} × ${row.processes}`], ["Restarts", count(row.restarts)],
+      ["ETA", left(row)], ["Training loss", loss(row.loss)], ["Validation loss", loss(row.val_loss)],
+      ["Best validation loss", loss(row.best_val_loss)],
+      ["Tokens/s, last", compact(row.tokens_per_second)], ["MFU", percent(row.mfu)], ["Parameters", compact(row.parameters)],
+      isLocal ? ["Processes", count(row.processes)] : ["Pods × processes", `${row.pods} × ${row.processes}`],
+      ["Restarts", row.restarts ? count(row.restarts) : "–"],
       ["GPU-hours", row.gpu_hours === null ? "–" : compact(row.gpu_hours)],
-      ["Started", row.started ? `${ago(row.started)} ago` : "–"], ["Updated", row.updated ? `${ago(row.updated)} ago` : "–"],
-      [row.where === "local" ? "Directory" : "Namespace", row.where === "local" ? this.details?.path ?? "–" : row.where],
+      ["Cost", money(row.cost, row.currency)], ["Cost at the end", money(row.cost_projected, row.currency)],
+      ["Duration", duration(row.seconds)], ["Started", row.started ? `${ago(row.started)} ago` : "–"],
+      ["Updated", row.updated && row.state !== "finished" ? `${ago(row.updated)} ago` : "–"],
+      isLocal ? ["Directory", this.details?.path ?? "–"] : ["Namespace", row.where],
     ];
     const facts = all.filter(([, text]) => text !== "–");  // a CPU has no MFU, a finished run no ETA
     const names = facts.map(([name]) => name).join();
-    if (this.factNames !== names) this.facts.replaceChildren(...facts.map(([name]) => h("div", { class: "fact" }, h("span", null, name), h("b"))));
+    if (this.factNames !== names) tiles(this.facts, facts);
     this.factNames = names;
     facts.forEach(([, text], index) => setText(this.facts.children[index].lastChild, text));
   }
@@ -251,6 +256,7 @@ export function configTable(first, second, firstKey, secondKey) {
   });
   const shown = second === null ? rows : rows.filter((row) => row.differs);
   if (!shown.length) return h("p", { class: "empty" }, second === null ? "The run has no config.yaml" : "The configs are equal");
-  const head = second === null ? ["Field", "Value"] : ["Field", firstKey, secondKey];
+  if (second === null) return h("dl", { class: "fields mono" }, ...shown.map(({ name, cells: [value] }) => h("div", null, h("dt", null, name), h("dd", null, value))));
+  const head = ["Field", firstKey, secondKey];
   return h("div", { class: "scroll" }, h("table", { class: "plain mono" }, h("thead", null, h("tr", null, ...head.map((each) => h("th", null, each)))), h("tbody", null, ...shown.map((row) => h("tr", null, h("td", null, row.name), ...row.cells.map((cell) => h("td", null, cell)))))));
 }

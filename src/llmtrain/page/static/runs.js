@@ -2,45 +2,13 @@
 
 import { get, notice, Stream } from "./api.js";
 import { h, setText, sparkline } from "./dom.js";
-import { ago, compact, count, left, loss, percent, plural } from "./format.js";
+import { count, plural } from "./format.js";
+import { CHOSEN, COLUMNS, Columns, HIGHEST_FIRST, sortValue } from "./columns.js";
+import { GroupsPanel } from "./groups.js";
+import { runLink, stateBadge } from "./state.js";
 
 const BATCH = 80;
-const WARN = ["interrupted", "stopped", "pending", "starting", "restarting", "suspended", "stopping", "incomplete", "removed"];
-const BAD = ["failed", "crashed", "unknown", "unreadable"];
-const COLUMNS = [
-  { id: "state", label: "State" },
-  { id: "run_id", label: "Run" },
-  { id: "progress", label: "Step" },
-  { id: "eta", label: "ETA", number: true },
-  { id: "loss", label: "Loss", number: true },
-  { id: "spark", label: "", fixed: true },
-  { id: "val_loss", label: "Val loss", number: true },
-  { id: "tokens_per_second", label: "Tok/s", number: true },
-  { id: "mfu", label: "MFU", number: true },
-  { id: "processes", label: "Processes", number: true },
-  { id: "restarts", label: "Restarts", number: true },
-  { id: "gpu_hours", label: "GPU h", number: true },
-  { id: "age", label: "Age", number: true },
-];
-const HIGHEST_FIRST = ["progress", "age", "tokens_per_second", "mfu", "restarts", "gpu_hours", "processes"];
-
-export function stateBadge(state) {
-  const kind = state === "running" ? "running" : state === "finished" ? "finished" : BAD.includes(state) ? "bad" : WARN.includes(state) ? "warn" : "";
-  return h("span", { class: `state ${kind}` }, state);
-}
-
-export function runLink(key, tab = "") {
-  return `#/run/${key.split("/").map(encodeURIComponent).join("/")}${tab ? `/${tab}` : ""}`;
-}
-
-function sortValue(row, id) {
-  if (id === "progress") return row.max_steps ? row.step / row.max_steps : row.step ? 0 : null;
-  if (id === "age") return row.started;
-  if (id === "processes") return row.pods * row.processes;
-  return row[id];
-}
-
-const saved = { text: "", state: "", sort: "age", up: false, picked: new Set() };  // as it was, when one comes back
+const saved = { text: "", state: "", sort: "age", up: false, picked: new Set(), fields: [] };  // as it was, when one comes back
 
 export class RunsView {
   constructor(parent) {
@@ -68,22 +36,42 @@ export class RunsView {
     this.compare.addEventListener("click", () => {
       location.hash = `#/compare/${[...saved.picked].map(encodeURIComponent).join(",")}`;
     });
+    this.columns = new Columns(() => this.showColumns());
+    this.groups = new GroupsPanel(saved, () => ({ text: saved.text, state: saved.state }), () => this.showGroups());
     this.head = h("tr", null, h("th", null, ""));
     for (const column of COLUMNS) {
       const arrow = h("span", { class: "arrow" });
-      const button = h("button", { type: "button" }, column.label, arrow);
+      const button = h("button", { type: "button", title: column.title }, column.label, arrow);
       button.addEventListener("click", () => this.sortBy(column.id));
-      this.head.append(h("th", { class: column.number ? "number" : "", "data-id": column.id }, column.fixed ? "" : button));
+      this.head.append(h("th", { class: column.text && !column.isText ? "number" : "", "data-id": column.id }, column.isFixed ? column.label : button));
     }
     this.body = h("tbody");
     this.sentinel = h("div");
     this.empty = h("p", { class: "loading" }, "Loading");
+    this.list = h("section", { class: "card runs" }, h("table", null, h("thead", null, this.head), this.body), this.empty, this.sentinel);
     parent.append(
-      h("div", { class: "toolbar" }, search, this.states, this.total, h("span", { class: "spacer" }), this.compare),
-      h("section", { class: "card runs" }, h("table", null, h("thead", null, this.head), this.body), this.empty, this.sentinel),
+      h("div", { class: "toolbar" }, search, this.states, this.groups.choice, this.columns.element, this.total, h("span", { class: "spacer" }), this.compare),
+      this.groups.element, this.list,
     );
     this.showSort();
     this.showPicked();
+    this.showGroups();
+    this.groups.load();
+  }
+
+  showGroups() {
+    this.list.hidden = this.groups.isOn;
+    this.columns.element.hidden = this.groups.isOn;
+    this.groups.element.hidden = !this.groups.isOn;
+  }
+
+  showColumns() {
+    for (const cell of this.head.querySelectorAll("[data-id]")) cell.hidden = !this.columns.isShown(cell.dataset.id);
+    for (const cells of this.cells.values()) this.hideCells(cells);
+  }
+
+  hideCells(cells) {
+    for (const { id } of CHOSEN) cells[id].hidden = !this.columns.isShown(id);
   }
 
   update(changes) {
@@ -98,7 +86,9 @@ export class RunsView {
       if (cells?.isVisible) this.wanted.add(row.key);
     }
     this.showStates();
+    this.columns.learn([...this.rows.values()]);
     this.arrange();
+    this.groups.changed();
     this.loadSparks();
   }
 
@@ -114,6 +104,7 @@ export class RunsView {
   filter(change) {
     Object.assign(saved, change);
     this.arrange();
+    this.groups.changed();
   }
 
   sortBy(id) {
@@ -136,7 +127,7 @@ export class RunsView {
     const rows = [...this.rows.values()].filter(
       (row) =>
         (!saved.state || row.state === saved.state) &&
-        (!text || `${row.run_id} ${row.name} ${row.state} ${row.why ?? ""} ${row.where}`.toLowerCase().includes(text)),
+        (!text || `${row.run_id} ${row.name} ${row.state} ${row.why ?? ""} ${row.where} ${row.model ?? ""} ${row.dataset ?? ""}`.toLowerCase().includes(text)),
     );
     const sign = saved.up ? 1 : -1;
     rows.sort((a, b) => {
@@ -187,12 +178,9 @@ export class RunsView {
       this.showPicked();
     });
     const cells = { isVisible: false };
-    const cell = (name, kind = "detail number") => (cells[name] = h("td", { class: kind, "data-label": COLUMNS.find((c) => c.id === name)?.label ?? "" }));
-    cells.row = h(
-      "tr", { "data-key": key }, h("td", { class: "pick" }, pick), cell("state", "statecell"), cell("name", "name"), cell("progress", "progresscell"),
-      cell("eta"), cell("loss"), cell("spark", "sparkcell"), cell("val_loss"), cell("tokens_per_second"), cell("mfu"),
-      cell("processes", "detail number"), cell("restarts"), cell("gpu_hours"), cell("age"),
-    );
+    const cell = (name, kind, label = "") => (cells[name] = h("td", { class: kind, "data-label": label }));
+    const more = CHOSEN.map((column) => cell(column.id, column.id === "spark" ? "sparkcell" : `detail ${column.isText ? "text" : "number"}`, column.label));
+    cells.row = h("tr", { "data-key": key }, h("td", { class: "pick" }, pick), cell("state", "statecell"), cell("name", "name"), cell("progress", "progresscell"), ...more);
     cells.link = h("a", { href: runLink(key) });
     cells.why = h("span", { class: "why" });
     cells.sub = h("span", { class: "sub" });
@@ -201,6 +189,7 @@ export class RunsView {
     cells.bar = h("i");
     cells.track = h("div", { class: "bar" }, cells.bar);
     cells.progress.append(h("div", { class: "progress" }, cells.steps, cells.track));
+    this.hideCells(cells);
     return cells;
   }
 
@@ -218,14 +207,12 @@ export class RunsView {
     setText(cells.steps, row.max_steps ? `${count(row.step)} / ${count(row.max_steps)}` : count(row.step));
     cells.bar.style.width = row.max_steps ? `${Math.min(100, (100 * row.step) / row.max_steps)}%` : "0";
     cells.track.className = `bar ${row.state}`;
-    const texts = {
-      eta: left(row), loss: loss(row.loss), val_loss: loss(row.val_loss),
-      tokens_per_second: compact(row.tokens_per_second), mfu: percent(row.mfu), processes: `${count(row.pods)} × ${count(row.processes)}`,
-      restarts: count(row.restarts), gpu_hours: row.gpu_hours === null ? "–" : compact(row.gpu_hours), age: ago(row.started),
-    };
-    for (const [name, text] of Object.entries(texts)) {
-      setText(cells[name], text);
-      cells[name].classList.toggle("none", text === "–" || (name === "restarts" && text === "0"));
+    for (const column of CHOSEN) {
+      if (!column.text) continue;
+      const text = column.text(row);
+      setText(cells[column.id], text);
+      if (column.isText) cells[column.id].title = text;
+      cells[column.id].classList.toggle("none", text === "–" || (column.id === "restarts" && text === "0"));
     }
   }
 
@@ -272,6 +259,8 @@ export class RunsView {
   close() {
     this.isClosed = true;
     clearInterval(this.clock);
+    this.columns.close();
+    this.groups.close();
     this.stream.close();
     this.visible.disconnect();
     this.end.disconnect();

@@ -8,7 +8,7 @@ const TICK_PIXELS = 84;
 const MAX_LISTED = 8;
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800, 1209600, 2592000, 7776000, 31536000];
 const RANGES = { "Last hour": 3600, "Last day": 86400, All: null };
-const KINDS = { finished: "good", running: "run", interrupted: "warn", failed: "bad", crashed: "bad" };
+const KINDS = { finished: "good", running: "run", interrupted: "warn", failed: "bad", killed: "bad" };
 
 export class Timeline {
   constructor() {
@@ -102,7 +102,7 @@ function startLane(details, isRunning) {
   const rows = details.generations.filter((row) => row.started);
   const items = rows.map((row, index) => {
     const isOpen = isRunning && index === rows.length - 1;
-    const end = isOpen ? null : Math.max(row.until ?? row.started, row.started), state = isOpen ? "running" : row.ended ?? "crashed";
+    const end = isOpen ? null : Math.max(row.until ?? row.started, row.started), state = isOpen ? "running" : row.ended ?? "killed";
     const steps = row.step === null ? `from step ${count(row.from_step)}` : `steps ${count(row.from_step)} to ${count(row.step)}`;
     const text = `Start ${row.generation} on ${row.host}, ${clock(row.started)}: ${state}, ${steps}, ${duration((end ?? serverNow()) - row.started)}`;
     return { begin: row.started, end, kind: KINDS[state], label: `${row.generation}`, text };

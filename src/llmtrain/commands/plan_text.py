@@ -1,0 +1,150 @@
+"""The text of `llmtrain plan`."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from llmtrain.core.terminal import format_table
+from llmtrain.core.text import format_bytes
+from llmtrain.plan.cost import money
+from llmtrain.plan.memory_value import Memory
+from llmtrain.plan.plan import Plan, Verdict
+from llmtrain.plan.target import Target
+from llmtrain.plan.time import TimeEstimate
+from llmtrain.runs.progress_lines import duration_text
+
+if TYPE_CHECKING:  # it imports torch
+    from llmtrain.plan.find import Option
+
+LABEL_WIDTH = 14
+LARGEST_PARTS = 3
+
+
+def plan_text(plan: Plan, change: "Option | None") -> str:
+    """`change`: what makes a run fit that does not."""
+    lines = [_line("target", target_text(plan.target))]
+    if plan.size is not None:
+        lines.append(_line("model", f"{plan.size.parameters:,} parameters, {plan.size.trained:,} trained"))
+    if plan.memory is not None:
+        lines += ["", *_memory_lines(plan.memory, plan.target)]
+    if plan.time is not None:
+        lines += ["", *_time_lines(plan.time)]
+    lines += [*_cost_lines(plan), "", _line("verdict", f"{plan.verdict.value}: {plan.reason}")]
+    if change is not None:
+        lines.append(_line("remedy", f"{change.arguments} ({_need(change.plan)})"))
+    elif plan.verdict is Verdict.DOES_NOT_FIT and plan.memory and plan.memory.is_from_formula:
+        lines.append(_line("remedy", "run llmtrain plan where torch is installed: it finds settings that fit"))
+    elif plan.verdict is Verdict.DOES_NOT_FIT:
+        lines.append(_line("remedy", "no setting makes it fit; use more GPUs, more memory or a smaller model"))
+    return "\n".join(lines)
+
+
+def target_text(target: Target) -> str:
+    """`2 nodes x 4 GPUs, h100-80g (84.9 GB each)`"""
+    memory = "memory not known" if target.memory_bytes is None else format_bytes(target.memory_bytes)
+    if target.device == "cpu":
+        processes = f", {target.processes_per_node} processes" if target.processes_per_node > 1 else ""
+        return f"CPU{processes}, {memory}"
+    name = target.gpu.name if target.gpu else "GPU"
+    count = f"{target.nodes} x " if target.nodes > 1 else ""
+    return f"{count}{target.processes_per_node} x {name}, {memory} each"
+
+
+def _line(label: str, text: str) -> str:
+    return f"{label:{LABEL_WIDTH}}{text}"
+
+
+def _memory_lines(memory: Memory, target: Target) -> Iterator[str]:
+    yield "memory of one process"
+    yield _amount("weights", memory.weights)
+    yield _amount("gradients", memory.gradients)
+    yield _amount("optimizer", memory.optimizer)
+    if memory.gathered:
+        yield _amount("gathered", memory.gathered, "whole blocks of fsdp")
+    if memory.activations is None:
+        yield f"  {'activations':{LABEL_WIDTH}}unknown: {memory.unknown['activations']}"
+    else:
+        largest = [f"{name} {format_bytes(size)}" for name, size in list(memory.parts.items())[:LARGEST_PARTS]]
+        yield _amount("activations", memory.activations, ", ".join(largest))
+    if memory.peak is not None and memory.needed is not None:
+        yield _amount("peak", memory.peak, _peak_source(memory))
+        if target.device == "cuda":
+            yield _amount("overhead", memory.overhead, "CUDA, and what lies unused between tensors")
+            yield _amount("needed", memory.needed)
+    if target.device == "cuda":
+        yield _amount("CPU memory", memory.host, "while the model is loaded and checkpoints are saved")
+    whole = "" if memory.disk is None else f", {format_bytes(memory.disk)} for all that are kept"
+    yield f"  {'disk':{LABEL_WIDTH}}{format_bytes(memory.checkpoint)} per checkpoint{whole}"
+
+
+def _peak_source(memory: Memory) -> str:
+    if memory.measured_by is None:
+        source = "from a formula, " if memory.is_from_formula else ""
+        return f"{source}±{memory.uncertainty * 100:.0f} %"
+    source = f"measured by run {memory.measured_by}"
+    if memory.predicted_peak is None:
+        return source
+    difference = memory.predicted_peak / (memory.peak or 1) - 1
+    return f"{source}; predicted {format_bytes(memory.predicted_peak)}, {100 * difference:+.0f} %"
+
+
+def _amount(label: str, size: int, note: str = "") -> str:
+    return f"  {label:{LABEL_WIDTH}}{format_bytes(size):>8}{f'  {note}' if note else ''}".rstrip()
+
+
+def _time_lines(time: TimeEstimate) -> Iterator[str]:
+    if time.tokens_per_second is None:
+        yield _line("time", f"unknown: {time.unknown['tokens_per_second']}")
+        return
+    yield _line("speed", f"{time.tokens_per_second:,.0f} tokens/s, {time.uncertainty_text}, {time.source}")
+    if time.total_seconds is None:
+        yield _line("time", f"unknown: {time.unknown['training_seconds']}")
+        return
+    parts = [f"{duration_text(time.total_seconds)} for {time.steps:,} steps"]
+    if time.first_step_seconds is not None:
+        parts.append(f"{time.first_step_seconds:.0f} s to the first")
+    if time.saving_share is not None:
+        parts.append(f"{time.saving_share * 100:.1f} % saving checkpoints")
+    yield _line("time", ", ".join(parts))
+
+
+def _cost_lines(plan: Plan) -> Iterator[str]:
+    cost = plan.cost
+    if cost is None:
+        return
+    if cost.gpu_hours is not None:
+        yield _line("GPU-hours", f"{cost.gpu_hours:,.2f}")
+    if cost.cost is None or cost.currency is None:
+        yield _line("cost", f"unknown: {cost.source}")
+        return
+    spot = "" if cost.spot_cost is None else f", {money(cost.spot_cost, cost.currency)} on spot nodes"
+    yield _line("cost", f"{money(cost.cost, cost.currency)}{spot}, at {cost.source}")
+
+
+def _need(plan: Plan) -> str:
+    if plan.memory is None or plan.memory.needed is None:
+        return "memory not known"
+    return f"{format_bytes(plan.memory.needed)} per process"
+
+
+def options_text(options: Sequence["Option"], is_known: bool = True) -> str:
+    """`is_known`: whether it is known what the run needs."""
+    if not options and not is_known:
+        return "No setting is known to fit: what the run needs, or the memory of the target, is not known."
+    if not options:
+        return "Nothing fits: use more memory or more GPUs, or a smaller model."
+    rows = [["needs", "tokens/s", "time", "GPU-hours", "cost", "settings"]]
+    for option in options:
+        time = option.plan.time
+        cost = option.plan.cost
+        speed = duration = hours = price = "-"
+        if time is not None and time.tokens_per_second is not None:
+            speed = f"{time.tokens_per_second:,.0f}"
+        if time is not None and time.total_seconds is not None:
+            duration = duration_text(time.total_seconds)
+        if cost is not None and cost.gpu_hours is not None:
+            hours = f"{cost.gpu_hours:,.2f}"
+        if cost is not None and cost.cost is not None and cost.currency is not None:
+            price = money(cost.cost, cost.currency)
+        needed = option.plan.memory.needed if option.plan.memory else None
+        rows.append([format_bytes(needed or 0), speed, duration, hours, price, option.arguments])
+    return format_table(rows)

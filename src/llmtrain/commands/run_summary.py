@@ -1,0 +1,111 @@
+"""The text of `llmtrain runs show`: what one wants to know about a run, in about fifteen lines."""
+
+import shlex
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from llmtrain.commands.cost_tables import cost_line
+from llmtrain.commands.options import DEFAULT_ROOT
+from llmtrain.commands.run_tables import count_text, loss_text, plain
+from llmtrain.core.text import first_names, plural
+from llmtrain.runs.listing import age_of
+
+Row = dict[str, Any]
+LABEL_WIDTH = 12
+
+
+def summary_lines(value: Row) -> list[str]:
+    """`value`: of runs.listing.describe, with `gpu_hours` and `cost`."""
+    facts = {
+        "run": _run(value),
+        "status": value["status"],
+        "step": f"{value['step']} of {plain(value['max_steps'])}",
+        "loss": f"train {loss_text(value['train_loss'])}, validation {loss_text(value['val_loss'])}",
+        "best": _best(value),
+        "model": _model(value),
+        "data": value["dataset"],
+        "trainer": _trainer(value),
+        "speed": _speed(value),
+        "cost": cost_line(value["gpu_hours"], value["cost"]),
+        "started": _started(value),
+        "last written": value["last_written"],
+        "checkpoints": first_names(value["checkpoints"][::-1], 4) or None,
+        "state": value["state_sha256"] and f"sha256 {value['state_sha256'][:16]}...",
+        "directory": value["path"],
+        "damaged": ", ".join(value["damaged"]) or None,
+    }
+    show = f"llmtrain runs show {shlex.quote(_argument(value))}"
+    facts |= {"curves": f"{show} --plot", "everything": f"{show} --all"}
+    return [f"{name:{LABEL_WIDTH}}  {fact}" for name, fact in facts.items() if fact is not None]
+
+
+def _argument(value: Row) -> str:
+    """The run as one passes it to a command: its id, or its path if it is not in the directory of runs."""
+    if Path(value["path"]).parent == Path(DEFAULT_ROOT):
+        return str(value["run_id"])
+    return str(value["path"])
+
+
+def _run(value: Row) -> str:
+    if value["name"] in (None, value["run_id"]):
+        return str(value["run_id"])
+    return f"{value['run_id']} ({value['name']})"
+
+
+def _best(value: Row) -> str | None:
+    if value["best_val_loss"] is None:
+        return None
+    best = f"validation loss {value['best_val_loss']:.4f}"
+    if value["best"]:
+        best += f" ({value['best']})"
+    return best
+
+
+def _model(value: Row) -> str:
+    model = plain(value["model"])
+    if value["parameters"]:
+        model += f", {count_text(value['parameters'])} parameters"
+    return model
+
+
+def _trainer(value: Row) -> str | None:
+    """The settings that are varied most; a damaged config has none."""
+    parts = []
+    for section, field in (("trainer", "lr"), ("trainer", "micro_batch_size"), ("trainer", "grad_accum_steps")):
+        parts.append((field, _part(value["config"], section).get(field)))
+    parts.append(("seed", _part(value["config"], "run").get("seed")))
+    return ", ".join(f"{field} {plain(setting)}" for field, setting in parts if setting is not None) or None
+
+
+def _speed(value: Row) -> str | None:
+    result = _part(value, "result")
+    rate = result.get("tokens_per_second")
+    if not isinstance(rate, int | float):
+        return None
+    speed = f"{rate:,.0f} tokens/s on average"
+    if result.get("device"):
+        speed += f" on {result['device']}"
+    world_size = result.get("world_size")
+    if isinstance(world_size, int):
+        speed += f", {plural(world_size, 'process')}"
+    return speed
+
+
+def _started(value: Row) -> str | None:
+    if value["started_at"] is None:
+        return None
+    age = age_of(value)
+    if age is None:  # not a time
+        return str(value["started_at"])
+    started = f"{datetime.fromisoformat(value['started_at']).astimezone():%Y-%m-%d %H:%M:%S}, {age} ago"
+    starts = len(value["generations"])
+    if starts > 1:
+        started += f"; {plural(starts, 'start')}"
+    return started
+
+
+def _part(value: Any, name: str) -> Row:
+    """The mapping of this name inside another one; empty if a damaged file has none."""
+    part = value.get(name) if isinstance(value, dict) else None
+    return part if isinstance(part, dict) else {}

@@ -1,0 +1,6 @@
+"""The guard: a Deployment that recovers the runs of a namespace and notifies a webhook.
+
+Start with watch.py, the program in its pod: it replaces pods on lost nodes (operate/recover.py, as `llmtrain recover`
+does) and reports runs that end. manifests.py renders the objects, install.py creates, changes and removes them, and
+status.py reads whether the guard is watching.
+"""

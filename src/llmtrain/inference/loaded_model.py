@@ -1,0 +1,181 @@
+"""Model: a trained model in memory, to generate with, evaluate and export."""
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from llmtrain.core.arguments import Sampling, Source, as_integer, as_text, check_callable, check_event, check_one_of
+from llmtrain.errors import UsageError
+from llmtrain.hub.model_names import parse_hub_model
+from llmtrain.inference.evaluate import evaluate_files
+from llmtrain.inference.export import export_model, with_base_model
+from llmtrain.inference.generate import generate_text, prompt_for
+from llmtrain.inference.load import LoadedModel, load_model
+from llmtrain.models.base import EXPORT_DTYPES
+from llmtrain.training.shutdown import StopEvent
+
+PathLike = str | os.PathLike[str]
+Dtype = Literal["float32", "bfloat16", "float16"]
+OnText = Callable[[str], None]
+OnProgress = Callable[[str, int, int | None], None]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Mean cross-entropy per token, and its exponential."""
+
+    loss: float
+    perplexity: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The loss of a model on files. The fields are those of `llmtrain eval --json`."""
+
+    run: str
+    """Run id, or the directory of the model."""
+    step: int | None
+    files: list[str]
+    loss: float
+    perplexity: float
+    tokens: int
+    base: Loss | None
+    """Loss of the model that this one was fine-tuned from; None without one."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What was exported, and to where."""
+
+    run: str
+    step: int | None
+    val_loss: float | None
+    to: str
+    files: list[str]
+    base_model: str | None
+    """NAME or NAME@REVISION on the Hugging Face hub; None if it is not known, and without a base model."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Model:
+    """A model in memory. Several threads may generate with one model."""
+
+    def __init__(self, source: Source, device: str = "auto") -> None:
+        self._source = source
+        self._loaded = load_model(source, device)
+
+    def __repr__(self) -> str:
+        return f"<llmtrain.Model {self._loaded.label}, step {self._loaded.step}, on {self._loaded.device}>"
+
+    @property
+    def loaded(self) -> LoadedModel:
+        return self._loaded
+
+    @property
+    def source(self) -> Source:
+        return self._source
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        raw: bool = False,
+        max_new_tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int = 50,
+        top_p: float | None = None,
+        seed: int = 0,
+        on_text: OnText | None = None,
+        stop: StopEvent | None = None,
+    ) -> str:
+        """The continuation of a prompt, without the prompt; of a model trained on examples, the answer to a question.
+
+        raw: continue the prompt as plain text, without the prompt format of the model.
+        temperature: 0 always takes the most likely token.
+        top_k: sample from this many most likely tokens.
+        top_p: sample from the most likely tokens that have this total probability.
+        on_text: called with the text so far whenever there is more of it.
+        stop: setting this event, from another thread, ends the text early.
+        """
+        if not isinstance(prompt, str):
+            raise UsageError(f"prompt must be text, got {prompt!r}.")
+        check_callable("on_text", on_text)
+        sampling = Sampling(max_new_tokens, temperature, top_k, seed, top_p)
+        return generate_text(self._loaded, prompt_for(self._loaded, prompt, raw), sampling, _is_set(stop), on_text)
+
+    def evaluate(
+        self,
+        files: PathLike | Sequence[PathLike],
+        *,
+        batch_size: int = 8,
+        block_size: int | None = None,
+        on_progress: OnProgress = lambda what, done, total: None,  # noqa: ARG005
+        stop: StopEvent | None = None,
+    ) -> Evaluation:
+        """Loss and perplexity on text or .jsonl files (names or globs).
+
+        batch_size: sequences per batch.
+        block_size: tokens per sequence; by default that of the run. A shorter text is one sequence.
+        on_progress: called with what is being done, the number of batches done, and their total if it is known.
+        stop: setting this event, from another thread, raises Interrupted.
+        """
+        batch_size = as_integer("batch_size", batch_size)
+        if block_size is not None:
+            block_size = as_integer("block_size", block_size)
+        check_callable("on_progress", on_progress)
+        if isinstance(files, str | os.PathLike) or not isinstance(files, Iterable):
+            files = [files]
+        names = [as_text("files", each) for each in files]
+        results = evaluate_files(self._loaded, names, batch_size, block_size, _is_set(stop), on_progress)
+        tuned = results["tuned"]
+        base = results.get("base")
+        return Evaluation(
+            run=self._loaded.label,
+            step=self._loaded.step,
+            files=names,
+            loss=tuned.loss,
+            perplexity=tuned.perplexity,
+            tokens=tuned.tokens,
+            base=Loss(base.loss, base.perplexity) if base else None,
+        )
+
+    def export(
+        self, to: PathLike, *, merge: bool = False, dtype: Dtype | None = None, base_model: str | None = None
+    ) -> ExportResult:
+        """Write a directory that transformers loads, or peft for a LoRA run without `merge`.
+
+        to: directory to create; an existing one must be empty.
+        merge: LoRA runs: merge the adapter into the base model.
+        dtype: data type of the weights; by default that of the base model, float32 for weights that a run has trained.
+        base_model: name on the Hugging Face hub of the model that was fine-tuned, as NAME or NAME@REVISION, for the
+            model card; by default what was recorded when it was downloaded.
+        """
+        loaded = replace(self._loaded, module=copy.deepcopy(self._loaded.module))
+        return export_once(loaded, self._source, to, merge, dtype, base_model)
+
+
+def export_once(
+    loaded: LoadedModel, source: Source, to: PathLike, merge: bool, dtype: Dtype | None, base_model: str | None
+) -> ExportResult:
+    """Model.export without a copy in memory: the module is changed and cannot be used afterwards."""
+    to = as_text("to", to)
+    if dtype is not None:
+        check_one_of("dtype", dtype, EXPORT_DTYPES)
+    if base_model is not None:
+        loaded = with_base_model(loaded, parse_hub_model(as_text("base_model", base_model), "base_model"))
+    files = export_model(loaded, Path(to).expanduser(), merge, dtype, source)
+    base = str(loaded.base_model) if loaded.base_model else None
+    return ExportResult(loaded.label, loaded.step, loaded.val_loss, to, files, base)
+
+
+def _is_set(stop: StopEvent | None) -> Callable[[], bool]:
+    check_event("stop", stop)
+    return stop.is_set if stop is not None else lambda: False
