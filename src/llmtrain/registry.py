@@ -1,7 +1,7 @@
 """Names in configs, and the class of each as "module:Class", imported on use.
 
-A new model or dataset of llmtrain needs one module, one row here, one config section, one preset and one test. A
-tracker needs a field in config/tracking.py. A launch kind is a subclass of launch.kinds.base.Kind, which answers every
+A new model or dataset of llmtrain needs one module, one row here, one config section, one preset and one test. What a
+tracker needs: tracking/__init__.py. A launch kind is a subclass of launch.kinds.base.Kind, which answers every
 question about it.
 
 Users name plugins `package.module:Class`, or register names by entry points: see plugins.py.

@@ -103,15 +103,27 @@ def test_find_outcome_tells_pods_without_index_label_apart_by_name() -> None:
     assert find_outcome(pods[:1], NOW) == RunOutcome("finished", 0)
 
 
-@pytest.mark.parametrize("code", [75, 1])
-def test_find_outcome_of_elastic_run_depends_on_pod_0(code: int) -> None:
-    """The job is complete once pod 0 has succeeded (successPolicy); a lost pod is not replaced then."""
+NODE = ["python", "-m", "llmtrain", "node"]
+
+
+def pods_with_command(command: list[str], code: int) -> list[Object]:
+    """Pod 0 has finished, pod 1 has ended with `code`."""
     pods = [pod(0, 0, ago_sec=LONG), pod(1, code, ago_sec=LONG)]
     for each in pods:
-        each["spec"]["containers"] = [
-            {"name": "trainer", "command": ["python", "-m", "llmtrain", "node", "--nodes", "1:2"]}
-        ]
-    assert find_outcome(pods, NOW) == RunOutcome("finished", 0)
+        each["spec"]["containers"] = [{"name": "trainer", "command": command}]
+    return pods
+
+
+@pytest.mark.parametrize("code", [75, 1])
+@pytest.mark.parametrize("command", [[*NODE, "--nodes", "1:2"], ["torchrun", "--nnodes=1:2", "--no-python", "./run"]])
+def test_find_outcome_of_elastic_run_depends_on_pod_0(command: list[str], code: int) -> None:
+    """The job is complete once pod 0 has succeeded (successPolicy); a lost pod is not replaced then."""
+    assert find_outcome(pods_with_command(command, code), NOW) == RunOutcome("finished", 0)
+
+
+def test_find_outcome_does_not_take_arguments_of_a_script_for_a_range_of_nodes() -> None:
+    for command in ([*NODE, "--nodes", "2", "--", "run", "--nodes", "1:2"], ["torchrun", "--no-python", "run", "1:2"]):
+        assert find_outcome(pods_with_command(command, 1), NOW) == RunOutcome("failed", 1)
 
 
 def test_find_outcome_translates_pytorchjob_exit_codes() -> None:

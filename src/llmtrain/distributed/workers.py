@@ -200,7 +200,13 @@ def _run_agent(job: NodeJob, backend: str, join_state: JoinState) -> tuple[list[
             ) from None
         except Exception as problem:
             if isinstance(problem, DistError | RendezvousError | OSError) or _is_etcd_error(problem):
-                raise _rendezvous_failed(job, backend, problem) from None
+                if join_state.is_waiting:
+                    raise _rendezvous_failed(job, backend, problem) from None
+                raise PeerLost(
+                    f"The rendezvous ({backend}) was lost while the processes of this node were training: "
+                    f"{one_line(problem, 300)}",
+                    remedy="See the log of the node that ended first. A restart of all nodes resumes the run.",
+                ) from None
             raise
         finally:
             # A rendezvous closed in etcd stays closed for two hours, and the pods that replace these could not join it.

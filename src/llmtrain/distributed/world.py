@@ -235,8 +235,10 @@ def _wait_for_earlier_start(store: Store, deadline: float) -> None:
     """A replaced pod may be faster than the end of the processes that lost it. It cannot join them any more, and gloo
     would wait for a connection that never comes. Their end is a lost connection to the store, or, in the store of an
     agent, the next start of rank 0."""
-    last_message = 0.0
-    while _is_formed(store, was_formed=last_message > 0):
+    was_formed = False
+    last_message = -PROGRESS_SEC
+    while _is_formed(store, was_formed):
+        was_formed = True
         if time.monotonic() > deadline:
             raise _ProcessesMissing("the earlier start of this run has not ended")
         if time.monotonic() > last_message + PROGRESS_SEC:

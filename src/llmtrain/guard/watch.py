@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from http.client import HTTPException
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ NO_RETRY_AFTER_SEC = 420.0
 POLL_SEC = 5.0
 POST_TIMEOUT_SEC = 10.0
 MAX_PENDING = 1000  # notifications kept while the webhook is unavailable
+_RANGE = re.compile(r"\d+:\d+")  # of the number of nodes
 
 
 @dataclass(frozen=True)
@@ -293,8 +295,13 @@ def _containers(pod: Object) -> list[Object]:
 def _is_elastic(pod: Object) -> bool:
     """Whether its command has `--nodes MIN:MAX`: such a job succeeds when pod 0 does (successPolicy)."""
     for container in _containers(pod):
-        for word in container.get("command") or []:
-            if re.fullmatch(r"(--nnodes=)?\d+:\d+", word):
+        command = container.get("command") or []
+        for option, value in zip_longest(command, command[1:], fillvalue=""):
+            if option in ("--", "--no-python"):  # a user's own command follows
+                break
+            if option == "--nodes" and _RANGE.fullmatch(value):
+                return True
+            if option.startswith("--nnodes=") and _RANGE.fullmatch(option.removeprefix("--nnodes=")):
                 return True
     return False
 

@@ -7,6 +7,6 @@ recorded_config.py and run_plugins.py for a run that is used again. progress_lin
 a run is. prune.py deletes, sync.py copies.
 
 The state of a run: state.py has the words, view.py decides for a run of this machine, operate/status/state.py for one
-on a cluster. Who may write, and how long a start waits for the owner: lock.py; which starts may take over:
-training/ownership.py.
+on a cluster; a crash is not a state, but a cause that explain.py gives. Who may write, and how long a start waits for
+the owner: lock.py; which starts may take over: training/ownership.py.
 """

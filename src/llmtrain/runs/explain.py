@@ -83,8 +83,12 @@ def _why_ended(view: RunView) -> Why:
         evidence.append(f"Start {start['generation']} of the run on {host} began at step {start['from_step']}.")
     report = last_report(view)
     if report is None:
-        cause = "killed" if view.state == RunState.KILLED else "crash"
-        what = "The last start ended without an exit report: it was killed, or the machine went down."
+        if view.state == RunState.KILLED:
+            cause = "killed"
+            what = "The last start ended without an exit report: it was killed, or the machine went down."
+        else:  # its end was recorded, its report was not: a full disk, for example
+            cause = "crash"
+            what = f"The last start is recorded as {view.state}, without an exit report. Its log says more."
         newest = view.checkpoint_names[-1:]
         evidence.append(f"Its newest checkpoint is {newest[0]}." if newest else "It has no checkpoint.")
         return _why(view, cause, what, evidence, _resume(view))

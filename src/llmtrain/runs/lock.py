@@ -3,7 +3,8 @@
 A second writer is refused while the owner is alive. On one machine, inside one PID namespace, the process table shows
 whether it is. Elsewhere (another machine, container, boot or time namespace) only the heartbeat does: the owner is
 alive if the mtime of the lock changes, and gone after STALE_AFTER_SEC without a change, by the monotonic clock of the
-process that waits. Clocks of two machines are never compared.
+process that waits. A start never compares the clocks of two machines; only `is_held`, which decides nothing
+about writing, does.
 
 An owner that was declared gone but continues finds another token in the lock: `check` raises, so it publishes nothing.
 """
@@ -128,7 +129,8 @@ class RunLock(Lock):
         return self
 
     def _wait_for_owner(self, deadline: float) -> _LockState | None:
-        """The stale lock of an owner that has ended, or None if there is no lock; raises while the owner is alive."""
+        """The stale lock of an owner that has ended, or None if there is no lock. Raises if the owner is alive, and
+        still is at the deadline."""
         heartbeat = _HeartbeatWatch()
         while True:
             state = self._read_retrying()

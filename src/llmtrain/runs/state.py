@@ -53,7 +53,7 @@ _AFTER_THE_END = frozenset(
 
 
 class EndStatus(StrEnum):
-    """How a start of a run ended: `ended` in generations.json, and passed to trackers. A start without one crashed.
+    """How a start of a run ended: `ended` in generations.json, and passed to trackers. A start without one was killed.
 
     A run may be started many times, so these are not states of the run; `state_after` says which state follows.
     """
