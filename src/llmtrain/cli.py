@@ -23,7 +23,7 @@ from llmtrain.core.files import is_full
 from llmtrain.core.interrupts import command_ended, command_starts
 from llmtrain.core.terminal import discard, open_missing_streams, print_in_any_encoding, say, stream_width
 from llmtrain.errors import Interrupted, LlmtrainError, TrainingFailed, UsageError
-from llmtrain.runs.exit_report import forget_earlier_run, report_for_pod, write_exit_report, write_success_report
+from llmtrain.runs.exit_report import forget_earlier_run, set_pod_main, write_exit_report, write_success_report
 from llmtrain.version import __version__
 
 # The parser does not support options with an optional value.
@@ -175,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print_in_any_encoding()
     os.environ.update(openmp_variables())
     if arguments[:1] in (["node"], ["prefetch"]) or os.getpid() == 1:
-        report_for_pod()
+        set_pod_main()
     try:
         code = None
         if arguments[:1] == ["node"]:

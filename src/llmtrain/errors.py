@@ -197,6 +197,16 @@ class Superseded(Interrupted):
     """another process has taken over the run"""
 
 
+def error_class(name: str) -> type[LlmtrainError]:
+    """The class of an error that another process reported by its name, built from one message."""
+    found = globals().get(name)
+    if not isinstance(found, type) or not issubclass(found, LlmtrainError):
+        return LlmtrainError
+    if issubclass(found, ConfigError):  # built from a list of problems, which a report does not have
+        return UsageError
+    return found
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?`, or an empty string if no known word is similar."""
     import difflib  # not at the top: __main__ imports this module before it can handle Ctrl-C

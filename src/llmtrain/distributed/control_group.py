@@ -70,7 +70,7 @@ class ControlGroup:
 
     def all_or_none(self, action: Callable[[], T]) -> T:
         """Run the action on every rank and return this rank's result. If it fails on one rank it fails on all, with
-        the same type of error, so that no rank waits for one that has ended."""
+        the same exit code, so that no rank waits for one that has ended."""
         return cast(T, self._run(action, share_results=False)[self.rank])
 
     def gather_results(self, action: Callable[[], T]) -> list[T]:
@@ -118,11 +118,7 @@ def _unpack(packed: _Packed, rank: int) -> Exception:
         if number is None:
             return OSError(text)
         return OSError(number, text)  # the number selects the subclass, such as FileNotFoundError
-    type_: Any = getattr(errors, name, LlmtrainError)
-    if type_ is errors.ConfigError:  # which takes a list of problems
-        type_ = errors.UsageError
-    error: LlmtrainError = type_(f"rank {rank}: {what}", remedy=remedy, reason=reason)
-    return error
+    return errors.error_class(name)(f"rank {rank}: {what}", remedy=remedy, reason=reason)
 
 
 _TRANSPORT_WORDS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "broken pipe")

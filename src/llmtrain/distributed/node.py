@@ -19,7 +19,7 @@ from llmtrain.distributed.platform_codes import ended_before, record_end, refuse
 from llmtrain.distributed.process_info import NodeInfo, NodeOptions, find_node_info
 from llmtrain.distributed.single_process import is_single_process, set_process_variables
 from llmtrain.errors import ExitCode
-from llmtrain.runs.exit_report import ExitReport, publish, report_to_run, set_position
+from llmtrain.runs.exit_report import ExitReport, publish, set_position, set_run_exits
 from llmtrain.runs.heartbeats import announce_start
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def supervise(
             _check_world_sizes(config.trainer, distributed, node)
         set_position(node_rank=node.node_rank)
         if run:
-            report_to_run(run.exits)
+            set_run_exits(run.exits)
         for name, source in sorted(node.sources.items()):
             log("DDP", f"{name} from {source}", logging.DEBUG)
         with scoped_environment(_node_variables(run, node)):

@@ -132,12 +132,7 @@ class ExitReport:
 
     def as_error(self) -> LlmtrainError:
         """The error of the process that wrote this report."""
-        kind: Any = getattr(errors, self.error, None)
-        if not isinstance(kind, type) or not issubclass(kind, LlmtrainError):
-            kind = LlmtrainError
-        if kind is errors.ConfigError:  # built from a list of problems, which a report does not have
-            kind = errors.UsageError
-        error: LlmtrainError = kind(str(self.details.get("what") or self.message))
+        error = errors.error_class(self.error)(str(self.details.get("what") or self.message))
         error.known = self.details.get("known")
         error.remedy = self.details.get("remedy") or self.remedy
         error.reason = self.reason  # type: ignore[assignment]
@@ -192,13 +187,18 @@ def read_termination_message(text: str) -> ExitReport | None:
         return None
 
 
+_is_pod_main = False
+_exits: Path | None = None
+_position: dict[str, int | None] = {}
+
+
 def set_position(**values: int | None) -> None:
     """What later reports of this process say about where it was: generation, step, node_rank."""
     _position.update(values)
 
 
-def report_to_run(exits: Path) -> None:
-    """Write the report of this process into the run directory, too. The run belongs to this process."""
+def set_run_exits(exits: Path) -> None:
+    """The report of this process will go into this directory of its run, too. The run belongs to this process."""
     global _exits
     _exits = exits
 
@@ -211,9 +211,9 @@ def forget_earlier_run() -> None:
     _position.clear()
 
 
-def report_for_pod() -> None:
-    """This process ends with the pod's exit code. The reports of workers are merged by the process that started them,
-    and a command that a user runs in a pod does not decide how the pod ends."""
+def set_pod_main() -> None:
+    """This process ends with the pod's exit code, so its report becomes the container's termination message. Workers
+    are none: the process that started them merges their reports. Nor is a command that a user runs in a pod."""
     global _is_pod_main
     _is_pod_main = True
     _write_termination_message("")  # an earlier process of this container may have left one
@@ -259,11 +259,6 @@ def write_success_report() -> None:
 def publish(report: ExitReport) -> None:
     """Make a report this container's termination message."""
     _write_termination_message(report.as_termination_message())
-
-
-_is_pod_main = False
-_exits: Path | None = None
-_position: dict[str, int | None] = {}
 
 
 def _write_to_run(exits: Path, report: ExitReport) -> None:

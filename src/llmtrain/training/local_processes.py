@@ -6,7 +6,7 @@ from llmtrain.core.text import plural
 from llmtrain.distributed.batch_split import micro_batches_in_step
 from llmtrain.distributed.workers import local_node, run_processes, worker_command
 from llmtrain.runs.directory import RunDirectory, new_run
-from llmtrain.runs.exit_report import report_to_run
+from llmtrain.runs.exit_report import set_run_exits
 from llmtrain.training.resume import find_resumed_run
 
 
@@ -24,6 +24,6 @@ def train_in_processes(
         run = find_resumed_run(config.output, config.run.name, resume)
         options = [*options, "--resume", resume]
     if run:
-        report_to_run(run.absolute().exits)
+        set_run_exits(run.absolute().exits)
     log("SETUP", f"starting {plural(processes, 'process')}")
     run_processes(local_node(processes), worker_command("train", *options), config.distributed, max_restarts)

@@ -14,7 +14,7 @@ from llmtrain.core.files import is_full, read_json, write_json
 from llmtrain.distributed.world import World
 from llmtrain.errors import DataError, Interrupted, LlmtrainError, PeerLost, UsageError
 from llmtrain.runs.directory import RunDirectory, new_run
-from llmtrain.runs.exit_report import has_crashed_peer, report_to_run, set_position
+from llmtrain.runs.exit_report import has_crashed_peer, set_position, set_run_exits
 from llmtrain.runs.generations import begin_generation, end_generation, has_restored
 from llmtrain.runs.lock import STALE_AFTER_SEC, Lock, NullLock, RunLock, is_held
 from llmtrain.runs.recorded_config import split_reference
@@ -81,7 +81,7 @@ class RunOwnership:
                 lambda: begin_generation(self.run, step, world_size, is_again, threads=threads)
             )
             set_position(generation=self._generation)
-            report_to_run(self.run.exits)
+            set_run_exits(self.run.exits)
             if self._world.is_first:
                 self._stack.push(_end_generation_on_exit(self.run, lock, self._generation, step))
         return self._generation
@@ -215,7 +215,8 @@ def _remove_if_empty(run: RunDirectory) -> None:
 
 
 def _is_expected(error: BaseException | None) -> bool:
-    """Whether an error is not a crash: a usage error, bad data, or an interruption."""
+    """Whether an error is not a crash: a usage error, an interruption, or what the next start would meet again (exit
+    code 65: bad data, a loss of NaN), so that there are no crashes to count."""
     codes = (UsageError.exit_code, DataError.exit_code, Interrupted.exit_code)
     return isinstance(error, LlmtrainError) and error.exit_code in codes
 
