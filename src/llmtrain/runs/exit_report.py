@@ -212,8 +212,8 @@ def forget_earlier_run() -> None:
 
 
 def set_pod_main() -> None:
-    """This process ends with the pod's exit code, so its report becomes the container's termination message. Workers
-    are none: the process that started them merges their reports. Nor is a command that a user runs in a pod."""
+    """This process ends with the pod's exit code, so its report becomes the container's termination message. Others do
+    not: workers, whose reports are merged by the process that started them, and commands that a user runs in a pod."""
     global _is_pod_main
     _is_pod_main = True
     _write_termination_message("")  # an earlier process of this container may have left one
