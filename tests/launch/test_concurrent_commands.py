@@ -27,6 +27,7 @@ from llmtrain.launch import lifecycle
 from llmtrain.launch.job import JobPlan
 from llmtrain.launch.manifests import render
 from llmtrain.launch.record import Record, find_record
+from slow_cases import some
 
 
 class TestConcurrentResumes:
@@ -127,13 +128,12 @@ COMMANDS: dict[str, Callable[[KubeServer, Record, JobPlan], object]] = {
     "resume": lambda kube, record, plan: lifecycle.resume(kube.cluster(), record, plan),
 }
 REMOVALS = ("stop", "delete", "delete --data")
-FEW_REMOVALS = ("stop", "delete", pytest.param("delete --data", marks=pytest.mark.slow))
 REMAINING = {"stop": {"configmaps", "persistentvolumeclaims"}, "delete": {"persistentvolumeclaims"}}
 
 
 @pytest.mark.parametrize("kind", ["indexed_job", pytest.param("train_job", marks=pytest.mark.slow)])
 class TestConcurrentCommands:
-    @pytest.mark.parametrize("first", FEW_REMOVALS)
+    @pytest.mark.parametrize("first", some(REMOVALS, "delete"))
     def test_resume_during_stop_or_delete(self, kube: KubeServer, kind: str, first: str) -> None:
         plan, results = make_plan(kind), set()
         for number in itertools.count():
@@ -177,7 +177,7 @@ class TestConcurrentCommands:
                 assert {key[0] for key in kube.objects} == REMAINING.get(first, set())
         assert True in results
 
-    @pytest.mark.parametrize("second", FEW_REMOVALS)
+    @pytest.mark.parametrize("second", some(REMOVALS, "stop"))
     def test_stop_or_delete_during_resume(self, kube: KubeServer, kind: str, second: str) -> None:
         plan = make_plan(kind)
         for number in itertools.count():
@@ -195,7 +195,7 @@ class TestConcurrentCommands:
             if second == "stop":
                 assert fresh(kube).stopped_at is not None
 
-    @pytest.mark.parametrize("second", [*REMOVALS, "resume"])
+    @pytest.mark.parametrize("second", some([*REMOVALS, "resume"], "delete", "resume"))
     def test_any_command_during_submit(self, kube: KubeServer, kind: str, second: str) -> None:
         plan = make_plan(kind)
         for number in itertools.count():
@@ -222,7 +222,10 @@ class TestConcurrentCommands:
             if not was_early:
                 break
 
-    @pytest.mark.parametrize(("first", "second"), [("stop", "stop"), ("delete --data", "stop"), ("stop", "delete")])
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [("stop", "stop"), pytest.param("delete --data", "stop", marks=pytest.mark.slow), ("stop", "delete")],
+    )
     def test_stop_and_delete_at_once(self, kube: KubeServer, kind: str, first: str, second: str) -> None:
         plan = make_plan(kind)
         for number in itertools.count():
