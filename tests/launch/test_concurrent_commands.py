@@ -55,15 +55,16 @@ class TestConcurrentResumes:
     @pytest.mark.parametrize("kind", ["indexed_job", pytest.param("train_job", marks=pytest.mark.slow)])
     def test_exactly_one_wins_at_any_interleaving(self, kube: KubeServer, kind: str) -> None:
         """The other command runs completely before the n-th request of this one."""
+        plan = make_plan(kind)
         for number in itertools.count():
             kube.objects.clear()
-            record = launch(kube, make_plan(kind))
+            record = launch(kube, plan)
             old = snapshot(kube)
             asked, won = itertools.count(), []
 
             def other(record: Record = record, won: list[str] = won) -> None:
                 with suppress(LlmtrainError):
-                    lifecycle.resume(kube.cluster(), record, make_plan(kind))
+                    lifecycle.resume(kube.cluster(), record, plan)
                     won.append("other")
 
             def gate(method: str, path: str, headers: Mapping[str, str], number: int = number) -> Response:  # noqa: ARG001
@@ -74,13 +75,13 @@ class TestConcurrentResumes:
 
             kube.gate = gate
             with suppress(LlmtrainError):
-                lifecycle.resume(kube.cluster(), record, make_plan(kind))
+                lifecycle.resume(kube.cluster(), record, plan)
                 won.append("this")
             was_early, kube.gate = kube.gate is None, None
             assert len(won) == 1
-            assert set(kube.objects) == {key_of(manifest) for manifest in render(make_plan(kind))}
+            assert set(kube.objects) == {key_of(manifest) for manifest in render(plan)}
             assert find_record(kube.cluster(), "demo", "team").number == 2
-            job = key_of(render(make_plan(kind))[-1])
+            job = key_of(render(plan)[-1])
             assert kube.objects[job]["metadata"]["uid"] != old[job]["metadata"]["uid"]
             if not was_early:
                 assert number > 10
