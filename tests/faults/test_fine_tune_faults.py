@@ -477,10 +477,9 @@ def kill_rank(config: Config, golden: FineTuned, point: str, step: int, rank: in
     assert resumed_from in (SAVED_BEFORE[step], step)
 
 
-@pytest.mark.parametrize(
-    ("point", "step", "rank"),
-    [("save_model_written", 4, 1), pytest.param("save_before_rename", 8, 0, marks=pytest.mark.slow)],
-)
+# Without: a killed rank in tests/faults/test_world_kill.py, fsdp in test_fsdp_resumes_exactly of tests/training.
+@pytest.mark.slow
+@pytest.mark.parametrize(("point", "step", "rank"), [("save_model_written", 4, 1), ("save_before_rename", 8, 0)])
 def test_sigkill_of_one_rank_with_fsdp(
     make: MakeConfig, fsdp_golden: FineTuned, point: str, step: int, rank: int
 ) -> None:

@@ -1,8 +1,6 @@
 """Secrets must not appear in any file that a run writes."""
 
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +8,7 @@ from pathlib import Path
 import fault_harness as harness
 import pytest
 from fault_harness import RUN_ID
+from rank_harness import start_cli
 
 from llmtrain.config.load import dump_config
 from llmtrain.config.schema import Config
@@ -89,13 +88,17 @@ def test_no_secrets_from_the_command_line(make_config: MakeConfig, tmp_path: Pat
     """meta.json records the command line; --json prints the result and errors."""
     file = tmp_path / "config.yaml"
     file.write_text(dump_config(make_config()))
-    command = [sys.executable, "-m", "llmtrain", "train", "--config", str(file), "--json"]
-    command += ["--set", "tracking.mlflow.tracking_uri=https://somebody:CanaryPassword@tracking.example"]
-    command += ["--set", f"run.notes={CANARIES['HF_TOKEN']}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **CANARIES})
-    assert done.returncode == 0, done.stderr
+    words = ["train", "--config", str(file), "--json"]
+    words += ["--set", "tracking.mlflow.tracking_uri=https://somebody:CanaryPassword@tracking.example"]
+    words += ["--set", f"run.notes={CANARIES['HF_TOKEN']}"]
+
+    def set_command_line() -> None:
+        sys.argv = ["llmtrain", *words]
+
+    done = start_cli(*words, env=CANARIES, before=set_command_line)
+    assert done.wait() == 0, done.err
     for canary in [*CANARIES.values(), "CanaryPassword"]:
-        assert canary not in done.stdout
-        assert canary not in done.stderr
+        assert canary not in done.out
+        assert canary not in done.err
     assert "tracking.example" in (tmp_path / "runs" / RUN_ID / "meta.json").read_text()
     assert hits(tmp_path, [*CANARIES.values(), "CanaryPassword"]) == []

@@ -269,7 +269,7 @@ def test_notice_disappears_when_the_run_returns(root: Path, serve_page: Serve, v
     [
         ("run/local/one", "curves", "30 of 30 points"),
         pytest.param("compare/local/one,local/two", "curves", "60 of 60 points", marks=pytest.mark.slow),
-        ("compare/local/one,local/two", "config", "What differs in the configs"),
+        pytest.param(*("compare/local/one,local/two", "config", "What differs in the configs"), marks=pytest.mark.slow),
     ],
 )
 def test_request_that_failed_once_is_repeated(
