@@ -38,5 +38,16 @@ for name in REQUIRED:
 for name in EXTRAS:
     with contextlib.suppress(ImportError):
         importlib.import_module(name)
+
+from llmtrain.config.load import load_config  # noqa: E402
+from llmtrain.runs.metadata import versions  # noqa: E402
+
+# What is put off until its first use, and takes a sixth of the time of a tiny run.
+load_config("gpt_smoke").as_dict()  # builds the schema of the config
+versions()  # reads the metadata of all packages
+with contextlib.suppress(ImportError):
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    get_checkpoint_conversion_mapping("llama")  # compiles the names of the weights of all models
 gc.collect()
 gc.freeze()  # else every child pays 0.4 s for a look through all that was imported

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import rank_harness as ranks
 import readme_tour
 import typer
 from pydantic import BaseModel
@@ -174,7 +175,11 @@ def test_page_shows_real_output(page: str, tmp_path: Path) -> None:
     readme_tour.write_files(text, tmp_path)
     for code, body in readme_tour.BLOCK.findall(text):
         for command, shown in readme_tour.examples(body):
-            real = readme_tour.run(command, tmp_path, int(code or 0)).rstrip().splitlines()
+            words = shlex.split(command)[1:]
+            done = ranks.start_cli(*words, cwd=tmp_path, env={"COLUMNS": "100", "HOME": str(tmp_path)})
+            assert done.wait() == int(code or 0), f"{page}: {command}\n{done.out}\n{done.err}"
+            output = done.out if "--json" in words else done.err + done.out
+            real = readme_tour.portable(output).rstrip().splitlines()
             assert readme_tour.is_abridged(shown, real), f"{page}: {command}\n" + "\n".join(real)
             ran += 1
     assert ran >= 5

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HANGING = """
 import time
 import pytest
@@ -73,6 +75,7 @@ def test_hung_test_fails_alone(tmp_path: Path) -> None:
     assert ended == (1, {"passed": 20, "failed": 3, "error": 1})
 
 
+@pytest.mark.slow
 def test_test_that_cannot_be_interrupted_fails_alone(tmp_path: Path) -> None:
     """It ends its worker, which is replaced."""
     ended = run_pytest(tmp_path, "-n", "2", test_a=HANGING_FOR_GOOD, test_b=HANGING, test_c=PASSING)

@@ -3,7 +3,7 @@
 import ast
 import re
 import statistics
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 MAX_FILE_LINES = 400
@@ -30,10 +30,15 @@ def sources(repo: Path) -> list[Path]:
     return sorted((repo / "src" / "llmtrain").rglob("*.py"))
 
 
-def functions(path: Path) -> Iterator[Function]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, Function):
-            yield node
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Of the syntax tree of a file, its module first."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@cache
+def functions(path: Path) -> list[Function]:
+    return [node for node in nodes(path) if isinstance(node, Function)]
 
 
 def is_kernel(function: Function) -> bool:
@@ -107,7 +112,7 @@ def test_exit_codes_are_named(repo: Path) -> None:
     for path in sources(repo):
         if path.name == "errors.py" or path.parent.name == STANDALONE:
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.Constant) and type(node.value) is int and node.value in EXIT_CODES:
                 bare.append(f"{path}:{node.lineno} {node.value}")
     assert bare == []
@@ -134,7 +139,7 @@ def test_run_directories_are_read_by_run_view_only(repo: Path) -> None:
     found = {
         f"{path.relative_to(root)}: {name.name}"
         for path in sources(repo)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes(path)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("llmtrain.runs.")
         for name in node.names
         if name.name in READERS and path.parent.name != "runs" and str(path.relative_to(root)) not in MAY_READ

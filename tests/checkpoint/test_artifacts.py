@@ -31,6 +31,7 @@ from llmtrain.errors import CheckpointError
 from llmtrain.runs.checksums import checksums_text
 from llmtrain.training import eval_prompts
 from llmtrain.training.step import Stepper
+from slow_cases import some
 
 pytestmark = pytest.mark.hf
 MakeConfig = Callable[..., Config]
@@ -222,7 +223,7 @@ def test_background_save_publishes_the_best_adapter_immediately(make_fine_tune: 
 
 
 @pytest.mark.parametrize("point", ["save_after_rename", pytest.param("save_before_prune", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("step", [4, 8])
+@pytest.mark.parametrize("step", some([4, 8], 4))
 def test_sigkill_between_checkpoint_and_artifacts(
     make_fine_tune: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], point: str, step: int
 ) -> None:
@@ -257,7 +258,7 @@ def killed_between_renames(name: str) -> Callable[[], None]:
     return before
 
 
-@pytest.mark.parametrize("name", ["adapter", "best", "epoch-1"])
+@pytest.mark.parametrize("name", some(["adapter", "best", "epoch-1"], "adapter", "epoch-1"))
 def test_sigkill_while_a_directory_is_replaced(
     make_fine_tune: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], name: str
 ) -> None:
@@ -484,11 +485,14 @@ def test_manifest_with_a_valid_name_is_accepted(copied: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("is_stopped", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_mlflow_gets_parameters_answers_and_epochs(make_fine_tune: MakeConfig, is_stopped: bool) -> None:
-    pytest.importorskip("mlflow", reason="needs the mlflow extra")
+def test_mlflow_gets_parameters_answers_and_epochs(
+    make_fine_tune: MakeConfig, empty_store: Path, is_stopped: bool
+) -> None:
     from mlflow.tracking import MlflowClient
 
     config = make_fine_tune(tracking__mlflow__enabled=True)
+    run_dir(config).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(empty_store, run_dir(config).parent / "mlflow.db")
     if is_stopped:
         assert train(config, fault="after_optimizer:4:0:term", env={"MLFLOW_TRACKING_URI": ""})[0].code == 75
     result = trained(config, resume="auto", env={"MLFLOW_TRACKING_URI": ""})

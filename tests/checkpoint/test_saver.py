@@ -202,7 +202,9 @@ def test_async_save_writes_the_same_bytes(make: Callable[..., Config], strategy:
     assert states[0] == states[1]
 
 
-@pytest.mark.parametrize(("count", "rank"), [(1, 0), pytest.param(2, 0, marks=pytest.mark.slow), (2, 1)])
+@pytest.mark.parametrize(
+    ("count", "rank"), [pytest.param(1, 0, marks=pytest.mark.slow), pytest.param(2, 0, marks=pytest.mark.slow), (2, 1)]
+)
 def test_failed_save_warns_once_and_is_repeated(make: Callable[..., Config], count: int, rank: int) -> None:
     config = make(distributed__strategy="ddp", trainer__async_save=True)
     ended = ranks.train_ranks(config, count, env={"LLMTRAIN_FAULT": f"save_model_written:4:{rank}:enospc"})

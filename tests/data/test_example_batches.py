@@ -170,8 +170,9 @@ class TestPosition:
         again = pickle.loads(pickle.dumps(train))
         assert all(same(again[n], forward[n]) for n in numbers)
 
-    @pytest.mark.parametrize("workers", [0, 2])
-    @both
+    @pytest.mark.parametrize(
+        ("packing", "workers"), [(True, 0), (False, 0), (True, 2), pytest.param(False, 2, marks=pytest.mark.slow)]
+    )
     def test_stream(self, packing: bool, workers: int) -> None:
         train = train_batches(store_of(*some_pairs(60)), packing=packing)
         numbers = range(5, 25)

@@ -56,7 +56,7 @@ def test_interrupted_muon_run_resumes_exactly_on_other_world_sizes(make: MakeCon
     assert ranks.trained(config, 2, harness.RUN_ID)["state_sha256"] == alone["state_sha256"]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_muon_matches_one_process_to_rounding(make: MakeConfig, alone: dict[str, Any], strategy: str) -> None:
     """Interrupted on 2 processes and resumed on 3: with 32 rows, shards of 16 and of 11, 11 and 10."""
     config = make(distributed__strategy=strategy)

@@ -21,6 +21,7 @@ from llmtrain.config.schema import Config
 from llmtrain.errors import CheckpointError, ConfigError, UsageError
 from llmtrain.runs.checksums import checksums_text, is_intact
 from llmtrain.runs.directory import find_run, new_run
+from slow_cases import some
 
 FILES = ("index.json", "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
 MakeConfig = Callable[..., Config]
@@ -124,7 +125,7 @@ def test_missing_or_longer_file_is_detected(good: Checkpoint, name: str) -> None
         good.verify()
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", some(FILES, "model.safetensors", "manifest.json"))
 def test_resume_skips_a_damaged_checkpoint(config: Config, killed_root: Path, golden: Outcome, name: str) -> None:
     file = killed_root / RUN_ID / "checkpoints" / "step_6" / name
     flip_bit(file, random.Random(name))
@@ -208,7 +209,11 @@ def test_run_killed_before_its_first_checkpoint_starts_again(config: Config, roo
 
 
 @pytest.mark.parametrize(
-    "content", ["{}", '{"steps": null}', '{"steps": "8"}', '{"steps": 8}', '{"steps": true}', "[" * 100_000]
+    "content",
+    some(
+        ["{}", '{"steps": null}', '{"steps": "8"}', '{"steps": 8}', '{"steps": true}', "[" * 100_000],
+        *("{}", '{"steps": 8}', "[" * 100_000),
+    ),
 )
 def test_damaged_result_is_rebuilt(config: Config, finished_root: Path, golden: Outcome, content: str) -> None:
     (finished_root / RUN_ID / "finished.json").write_text(content)

@@ -9,7 +9,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -27,6 +27,7 @@ from llmtrain.runs.metrics import read_metrics
 from llmtrain.training import loop as trainer_module
 from llmtrain.training.evaluate import EvalResult
 from llmtrain.training.loop import Trainer
+from slow_cases import some
 
 pytestmark = pytest.mark.hf
 
@@ -206,11 +207,6 @@ def resume_and_check(
     return result["resumed_from"] or 0
 
 
-def some(values: Iterable[Any], *quick: Any) -> list[Any]:
-    """All values to test; those not in `quick` are marked slow."""
-    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
-
-
 # One process
 
 
@@ -263,7 +259,7 @@ def test_dropout_and_positions_affect_the_result(make: MakeConfig, golden: FineT
         assert trained(config, before=before)["state_sha256"] != golden.plain.state_sha256, name
 
 
-@pytest.mark.parametrize("k", some(range(1, STEPS + 1), 2, 4, 5))
+@pytest.mark.parametrize("k", some(range(1, STEPS + 1), 4, 5))
 def test_sigterm_at_every_step_loses_nothing(config: Config, golden: FineTuned, k: int) -> None:
     (ended,) = train(config, fault=f"after_optimizer:{k}:0:term")
     assert ended.code == 75, ended.output
@@ -341,7 +337,7 @@ def kill_in_save(config: Config, golden: FineTuned, point: str, step: int) -> No
     assert resume_and_check(config, golden) == (step if is_renamed else SAVED_BEFORE[step])
 
 
-@pytest.mark.parametrize("point", some(SAVE_POINTS, "save_begin", "save_before_manifest", "save_after_rename"))
+@pytest.mark.parametrize("point", some(SAVE_POINTS, "save_before_manifest", "save_after_rename"))
 def test_sigkill_during_the_save_of_an_epoch(config: Config, golden: FineTuned, point: str) -> None:
     kill_in_save(config, golden, point, STEPS_IN_EPOCH)
 
@@ -420,9 +416,9 @@ def test_resume_accepts_a_moved_base_model(
 VARIANTS: dict[str, dict[str, Any]] = {
     "full": {"model__lora": None},
     "unpacked": {"data__packing": False, "trainer__micro_batch_size": 2},
-    "async": {"trainer__async_save": True},
 }
 SLOW_VARIANTS: dict[str, dict[str, Any]] = {
+    "async": {"trainer__async_save": True},
     "chats": CHATS,
     "checkpointing": {"trainer__activation_checkpointing": "blocks"},
     "full-unpacked": {"model__lora": None, "data__packing": False, "trainer__micro_batch_size": 2},
@@ -481,10 +477,9 @@ def kill_rank(config: Config, golden: FineTuned, point: str, step: int, rank: in
     assert resumed_from in (SAVED_BEFORE[step], step)
 
 
-@pytest.mark.parametrize(
-    ("point", "step", "rank"),
-    [("save_model_written", 4, 1), pytest.param("save_before_rename", 8, 0, marks=pytest.mark.slow)],
-)
+# Without: a killed rank in tests/faults/test_world_kill.py, fsdp in test_fsdp_resumes_exactly of tests/training.
+@pytest.mark.slow
+@pytest.mark.parametrize(("point", "step", "rank"), [("save_model_written", 4, 1), ("save_before_rename", 8, 0)])
 def test_sigkill_of_one_rank_with_fsdp(
     make: MakeConfig, fsdp_golden: FineTuned, point: str, step: int, rank: int
 ) -> None:

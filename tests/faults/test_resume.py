@@ -10,10 +10,15 @@ from fault_harness import EVAL_STEPS, RUN_ID, SAVE_EVERY, SAVE_STEPS, STEPS, Out
 
 from llmtrain.config.schema import Config
 from llmtrain.core import fault_injection as faults
+from slow_cases import some
 
 REPLACING = "save_while_replacing"  # only reached when a step is saved a second time: tested separately
 SAVE_POINTS = [point for point in faults.POINTS if point.startswith("save_") and point != REPLACING]
 STEP_POINTS = ["forward", "after_backward", "after_optimizer"]
+# Every point at a step in the middle; at the first save, before which there is no checkpoint, and at the last one, one
+# point each.
+EVERY_SAVE = [(point, step) for point in SAVE_POINTS for step in SAVE_STEPS]
+A_FEW_SAVES = [(point, 4) for point in SAVE_POINTS] + [("save_before_rename", 2), ("save_after_rename", 8)]
 
 
 def resume_and_check(config: Config, golden: Outcome, resume: str = RUN_ID) -> int:
@@ -42,7 +47,7 @@ def test_sweep_has_every_save_point() -> None:
     ]
 
 
-@pytest.mark.parametrize("k", range(1, STEPS + 1))
+@pytest.mark.parametrize("k", some(range(1, STEPS + 1), 3, 4, 8))
 def test_sigterm_at_every_step_loses_nothing(config: Config, golden: Outcome, k: int) -> None:
     ended = harness.run(config, fault=f"after_optimizer:{k}:0:term")
     assert ended.code == 75, ended.output
@@ -50,7 +55,7 @@ def test_sigterm_at_every_step_loses_nothing(config: Config, golden: Outcome, k:
     assert resume_and_check(config, golden) == k
 
 
-@pytest.mark.parametrize("k", range(1, STEPS + 1))
+@pytest.mark.parametrize("k", some(range(1, STEPS + 1), 1, 4, 7))
 def test_sigkill_at_every_step_loses_at_most_a_save_interval(config: Config, golden: Outcome, k: int) -> None:
     ended = harness.run(config, fault=f"after_optimizer:{k}:0:kill")
     assert ended.code == -9, ended.output
@@ -58,9 +63,9 @@ def test_sigkill_at_every_step_loses_at_most_a_save_interval(config: Config, gol
     assert k - resumed_from <= SAVE_EVERY
 
 
-@pytest.mark.parametrize("step", SAVE_STEPS)
-@pytest.mark.parametrize("point", SAVE_POINTS)
-def test_sigkill_at_every_point_of_every_save(config: Config, golden: Outcome, point: str, step: int) -> None:
+@pytest.mark.parametrize("save", some(EVERY_SAVE, *A_FEW_SAVES), ids=lambda save: f"{save[0]}-{save[1]}")
+def test_sigkill_at_every_point_of_every_save(config: Config, golden: Outcome, save: tuple[str, int]) -> None:
+    point, step = save
     ended = harness.run(config, fault=f"{point}:{step}:0:kill")
     assert ended.code == -9, ended.output
     resumed_from = resume_and_check(config, golden)
@@ -68,13 +73,13 @@ def test_sigkill_at_every_point_of_every_save(config: Config, golden: Outcome, p
     assert resumed_from == (step if renamed else step - SAVE_EVERY)
 
 
-@pytest.mark.parametrize("point", ["forward", "loss", "after_backward"])
+@pytest.mark.parametrize("point", some(["forward", "loss", "after_backward"], "after_backward"))
 def test_sigkill_inside_a_step(config: Config, golden: Outcome, point: str) -> None:
     assert harness.run(config, fault=f"{point}:5:0:kill").code == -9
     assert resume_and_check(config, golden) == 4
 
 
-@pytest.mark.parametrize("step", EVAL_STEPS)
+@pytest.mark.parametrize("step", some(EVAL_STEPS, 8))
 def test_sigkill_during_evaluation(config: Config, golden: Outcome, step: int) -> None:
     assert harness.run(config, fault=f"evaluate:{step}:0:kill").code == -9
     assert resume_and_check(config, golden) == step - SAVE_EVERY
@@ -96,14 +101,14 @@ def test_finished_run_resumes_as_a_no_op(config: Config, golden: Outcome, finish
     assert harness.tree(finished_root) == before
 
 
-@pytest.mark.parametrize("step", EVAL_STEPS)
+@pytest.mark.parametrize("step", some(EVAL_STEPS, 4))
 def test_sigterm_during_evaluation(config: Config, golden: Outcome, step: int) -> None:
     ended = harness.run(config, fault=f"evaluate:{step}:0:term")
     assert ended.code == 75, ended.output
     assert resume_and_check(config, golden) == step
 
 
-@pytest.mark.parametrize("point", SAVE_POINTS)
+@pytest.mark.parametrize("point", some(SAVE_POINTS, "save_begin", "save_before_rename", "save_before_prune"))
 def test_sigterm_during_a_save(config: Config, golden: Outcome, point: str) -> None:
     ended = harness.run(config, fault=f"{point}:4:0:term")
     assert ended.code == 75, ended.output
@@ -161,7 +166,7 @@ def test_sigterm_at_the_start_of_a_resumed_run(config: Config, golden: Outcome, 
     assert killed_root.exists()
 
 
-@pytest.mark.parametrize("k", EVAL_STEPS)
+@pytest.mark.parametrize("k", some(EVAL_STEPS, 8))
 def test_sigterm_before_an_evaluation_and_sigkill_after_it(config: Config, golden: Outcome, k: int) -> None:
     """The step of the checkpoint is evaluated after it: the repeated evaluation must not be logged twice."""
     assert harness.run(config, fault=f"after_optimizer:{k}:0:term").code == 75
@@ -177,7 +182,7 @@ def test_resume_removes_a_partial_line_of_metrics(config: Config, golden: Outcom
     resume_and_check(config, golden)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", some(range(5), 0, 1))
 def test_sequence_of_faults(config: Config, golden: Outcome, seed: int) -> None:
     chain_of_kills(config, golden, seed)
 
@@ -207,11 +212,14 @@ def chain_of_kills(config: Config, golden: Outcome, seed: int) -> None:
     harness.verify_all(root)
 
 
-def test_sigterm_with_data_workers(make_config: Callable[..., Config], golden: Outcome) -> None:
+def test_sigterm_and_sigkill_with_data_workers(make_config: Callable[..., Config], golden: Outcome) -> None:
+    """Resumed without workers in the end: the batches do not depend on them."""
     config = make_config(data__num_workers=1)
     ended = harness.run(config, fault="after_optimizer:3:0:term")
     assert ended.code == 75, ended.output
-    assert resume_and_check(config, golden) == 3
+    ended = harness.run(config, RUN_ID, fault="after_optimizer:5:0:kill")
+    assert ended.code == -9, ended.output
+    assert resume_and_check(make_config(), golden) == 4
 
 
 def test_extended_run_is_not_finished_until_its_last_step(make_config: Callable[..., Config], root: Path) -> None:

@@ -1,7 +1,6 @@
 """Secrets must not appear in any file that a run writes."""
 
-import os
-import subprocess
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +8,11 @@ from pathlib import Path
 import fault_harness as harness
 import pytest
 from fault_harness import RUN_ID
+from rank_harness import start_cli
 
 from llmtrain.config.load import dump_config
 from llmtrain.config.schema import Config
+from slow_cases import some
 
 CANARIES = {
     "HF_TOKEN": "hf_CanaryOneQw7",
@@ -38,14 +39,14 @@ def test_search_finds_planted_secrets(tmp_path: Path) -> None:
     assert len(hits(tmp_path, ["CanaryHere"])) == 1
 
 
-@pytest.mark.parametrize("password", ["CanaryPassword", "Can@ryPassword"])
+@pytest.mark.parametrize("password", some(["CanaryPassword", "Can@ryPassword"], "Can@ryPassword"))
 def test_no_secrets_from_environment_and_tracking_uri(make_config: MakeConfig, tmp_path: Path, password: str) -> None:
     config = make_config(
         tracking__mlflow__enabled=True,
         tracking__mlflow__tracking_uri=f"http://somebody:{password}@127.0.0.1:9",
         run__notes=f"do not keep {CANARIES['HF_TOKEN']}",
     )
-    ended = harness.run(config, env=CANARIES)
+    ended = harness.run(config, env={**CANARIES, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"})
     assert ended.code == 0, ended.output
     assert "MLflow failed" in ended.output
     tail = password.rpartition("@")[2]
@@ -54,8 +55,11 @@ def test_no_secrets_from_environment_and_tracking_uri(make_config: MakeConfig, t
     assert hits(tmp_path, [*CANARIES.values(), tail]) == []
 
 
-def test_no_secrets_in_a_local_mlflow_store(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_no_secrets_in_a_local_mlflow_store(make_config: MakeConfig, empty_store: Path, tmp_path: Path) -> None:
     store = tmp_path / "mlflow"
+    store.mkdir()
+    shutil.copy(empty_store, store / "mlflow.db")
+    before = (store / "mlflow.db").read_bytes()
     config = make_config(
         tracking__mlflow__enabled=True,
         tracking__mlflow__tracking_uri=str(store),
@@ -65,7 +69,7 @@ def test_no_secrets_in_a_local_mlflow_store(make_config: MakeConfig, tmp_path: P
     ended = harness.run(config, env=CANARIES)
     assert ended.code == 0, ended.output
     assert "MLflow failed" not in ended.output, ended.output
-    assert (store / "mlflow.db").stat().st_size > 0
+    assert (store / "mlflow.db").read_bytes() != before
     assert list(store.rglob("config.yaml"))
     assert hits(tmp_path, list(CANARIES.values())) == []
 
@@ -84,13 +88,17 @@ def test_no_secrets_from_the_command_line(make_config: MakeConfig, tmp_path: Pat
     """meta.json records the command line; --json prints the result and errors."""
     file = tmp_path / "config.yaml"
     file.write_text(dump_config(make_config()))
-    command = [sys.executable, "-m", "llmtrain", "train", "--config", str(file), "--json"]
-    command += ["--set", "tracking.mlflow.tracking_uri=https://somebody:CanaryPassword@tracking.example"]
-    command += ["--set", f"run.notes={CANARIES['HF_TOKEN']}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **CANARIES})
-    assert done.returncode == 0, done.stderr
+    words = ["train", "--config", str(file), "--json"]
+    words += ["--set", "tracking.mlflow.tracking_uri=https://somebody:CanaryPassword@tracking.example"]
+    words += ["--set", f"run.notes={CANARIES['HF_TOKEN']}"]
+
+    def set_command_line() -> None:
+        sys.argv = ["llmtrain", *words]
+
+    done = start_cli(*words, env=CANARIES, before=set_command_line)
+    assert done.wait() == 0, done.err
     for canary in [*CANARIES.values(), "CanaryPassword"]:
-        assert canary not in done.stdout
-        assert canary not in done.stderr
+        assert canary not in done.out
+        assert canary not in done.err
     assert "tracking.example" in (tmp_path / "runs" / RUN_ID / "meta.json").read_text()
     assert hits(tmp_path, [*CANARIES.values(), "CanaryPassword"]) == []

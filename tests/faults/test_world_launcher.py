@@ -283,6 +283,7 @@ def test_second_ctrl_c_does_not_wait_for_the_workers(file: Path, root: Path) -> 
     wait_until(lambda: not command.exists() or not command.read_bytes(), 30)
 
 
+@pytest.mark.slow  # without: test_only_crashes_are_restarted of tests/distributed/test_node.py
 def test_sigterm_is_not_restarted(file: Path, root: Path) -> None:
     """A worker that received SIGTERM is not restarted, and node exits with its 75."""
     code, stdout, stderr = finish(start(file, *NODE, "--max-restarts", "2", "--json", fault="after_backward:3:1:term"))

@@ -61,7 +61,7 @@ def generations(root: Path) -> list[dict[str, Any]]:
     return list(json.loads((root / RUN_ID / "generations.json").read_text()))
 
 
-@pytest.mark.parametrize(("point", "step", "rank"), some_slow(("after_backward", 5, 0), ("save_model_written", 6, 1)))
+@pytest.mark.parametrize(("point", "step", "rank"), some_slow(("save_model_written", 6, 1)))
 def test_superseded_generation_publishes_nothing(
     world_config: Config, root: Path, world_golden: Outcome, point: str, step: int, rank: int
 ) -> None:

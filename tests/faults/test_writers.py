@@ -13,6 +13,7 @@ from fault_harness import RUN_ID, Child, Outcome
 from llmtrain.config.schema import Config
 from llmtrain.runs import lock as lock_module
 from llmtrain.runs.lock import is_held
+from slow_cases import some
 
 MakeConfig = Callable[..., Config]
 
@@ -91,13 +92,15 @@ STOPS = [
     ("save_before_rename", 8),
     ("after_final_save", 8),
 ]
+# Before, in and after a save, and at the end.
+A_FEW_STOPS = [("after_backward", 5), ("save_before_rename", 6), ("save_published", 6), ("after_final_save", 8)]
 
 
-@pytest.mark.parametrize(("point", "step"), STOPS)
+@pytest.mark.parametrize("stop", some(STOPS, *A_FEW_STOPS), ids=lambda stop: f"{stop[0]}-{stop[1]}")
 def test_superseded_owner_publishes_nothing_after_the_end(
-    config: Config, root: Path, golden: Outcome, point: str, step: int
+    config: Config, root: Path, golden: Outcome, stop: tuple[str, int]
 ) -> None:
-    older = start_and_stop_at(config, point, step)
+    older = start_and_stop_at(config, *stop)
     move_elsewhere(root)
     newer = harness.run(config, RUN_ID, before=quick_heartbeat)
     assert newer.code == 0, newer.output
@@ -109,11 +112,11 @@ def test_superseded_owner_publishes_nothing_after_the_end(
     assert ended.code == 75, ended.output
 
 
-@pytest.mark.parametrize(("point", "step"), STOPS[:-3])
+@pytest.mark.parametrize("stop", some(STOPS[:-3], *A_FEW_STOPS[:-1]), ids=lambda stop: f"{stop[0]}-{stop[1]}")
 def test_superseded_owner_does_not_affect_the_run(
-    config: Config, root: Path, golden: Outcome, point: str, step: int
+    config: Config, root: Path, golden: Outcome, stop: tuple[str, int]
 ) -> None:
-    older = start_and_stop_at(config, point, step)
+    older = start_and_stop_at(config, *stop)
     move_elsewhere(root)
     newer = start_and_stop_at(config, "save_before_manifest", 8, resume=RUN_ID)
     older.send(signal.SIGCONT)

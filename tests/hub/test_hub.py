@@ -21,6 +21,7 @@ from llmtrain.hub import download, find
 from llmtrain.hub import errors as explain
 from llmtrain.hub import token as tokens
 from llmtrain.hub.model_names import HubModel, hub_model_of, parse_hub_model
+from slow_cases import some
 
 TOKEN = "hf_CanaryHubToken9f3"
 NAME = "somebody/tiny-model"
@@ -181,7 +182,8 @@ def test_dataset_is_fetched_completely(sandbox: Sandbox) -> None:
     assert "contains dataset 'somebody/rows'" in ended.err
 
 
-@pytest.mark.parametrize("variable", tokens.TOKEN_VARIABLES)
+# Fast tests with each of them: test_tokens_are_used_and_never_written of tests/training/test_fine_tune_hub.py.
+@pytest.mark.parametrize("variable", some(tokens.TOKEN_VARIABLES, "HF_TOKEN"))
 def test_each_token_variable_is_sent(sandbox: Sandbox, variable: str) -> None:
     sandbox.hub.repos[NAME].token = TOKEN
     ended = sandbox.fetch(**{variable: f" {TOKEN}\n"})
@@ -335,7 +337,7 @@ def test_file_name_outside_the_directory_is_refused(sandbox: Sandbox) -> None:
     assert outside.read_text() == "keep"
 
 
-@pytest.mark.parametrize("how", ["above", "absolute", "link"])
+@pytest.mark.parametrize("how", some(["above", "absolute", "link"], "above", "link"))
 def test_marker_with_outside_files_is_refused(sandbox: Sandbox, how: str) -> None:
     """Nothing outside is removed as a file of an earlier commit; the marker may have come with the directory."""
     assert sandbox.fetch().code == 0

@@ -27,6 +27,7 @@ from llmtrain.launch import lifecycle
 from llmtrain.launch.job import JobPlan
 from llmtrain.launch.manifests import render
 from llmtrain.launch.record import Record, find_record
+from slow_cases import some
 
 
 class TestConcurrentResumes:
@@ -54,15 +55,16 @@ class TestConcurrentResumes:
     @pytest.mark.parametrize("kind", ["indexed_job", pytest.param("train_job", marks=pytest.mark.slow)])
     def test_exactly_one_wins_at_any_interleaving(self, kube: KubeServer, kind: str) -> None:
         """The other command runs completely before the n-th request of this one."""
+        plan = make_plan(kind)
         for number in itertools.count():
             kube.objects.clear()
-            record = launch(kube, make_plan(kind))
+            record = launch(kube, plan)
             old = snapshot(kube)
             asked, won = itertools.count(), []
 
             def other(record: Record = record, won: list[str] = won) -> None:
                 with suppress(LlmtrainError):
-                    lifecycle.resume(kube.cluster(), record, make_plan(kind))
+                    lifecycle.resume(kube.cluster(), record, plan)
                     won.append("other")
 
             def gate(method: str, path: str, headers: Mapping[str, str], number: int = number) -> Response:  # noqa: ARG001
@@ -73,13 +75,13 @@ class TestConcurrentResumes:
 
             kube.gate = gate
             with suppress(LlmtrainError):
-                lifecycle.resume(kube.cluster(), record, make_plan(kind))
+                lifecycle.resume(kube.cluster(), record, plan)
                 won.append("this")
             was_early, kube.gate = kube.gate is None, None
             assert len(won) == 1
-            assert set(kube.objects) == {key_of(manifest) for manifest in render(make_plan(kind))}
+            assert set(kube.objects) == {key_of(manifest) for manifest in render(plan)}
             assert find_record(kube.cluster(), "demo", "team").number == 2
-            job = key_of(render(make_plan(kind))[-1])
+            job = key_of(render(plan)[-1])
             assert kube.objects[job]["metadata"]["uid"] != old[job]["metadata"]["uid"]
             if not was_early:
                 assert number > 10
@@ -127,13 +129,12 @@ COMMANDS: dict[str, Callable[[KubeServer, Record, JobPlan], object]] = {
     "resume": lambda kube, record, plan: lifecycle.resume(kube.cluster(), record, plan),
 }
 REMOVALS = ("stop", "delete", "delete --data")
-FEW_REMOVALS = ("stop", "delete", pytest.param("delete --data", marks=pytest.mark.slow))
 REMAINING = {"stop": {"configmaps", "persistentvolumeclaims"}, "delete": {"persistentvolumeclaims"}}
 
 
 @pytest.mark.parametrize("kind", ["indexed_job", pytest.param("train_job", marks=pytest.mark.slow)])
 class TestConcurrentCommands:
-    @pytest.mark.parametrize("first", FEW_REMOVALS)
+    @pytest.mark.parametrize("first", some(REMOVALS, "delete"))
     def test_resume_during_stop_or_delete(self, kube: KubeServer, kind: str, first: str) -> None:
         plan, results = make_plan(kind), set()
         for number in itertools.count():
@@ -177,7 +178,7 @@ class TestConcurrentCommands:
                 assert {key[0] for key in kube.objects} == REMAINING.get(first, set())
         assert True in results
 
-    @pytest.mark.parametrize("second", FEW_REMOVALS)
+    @pytest.mark.parametrize("second", some(REMOVALS, "stop"))
     def test_stop_or_delete_during_resume(self, kube: KubeServer, kind: str, second: str) -> None:
         plan = make_plan(kind)
         for number in itertools.count():
@@ -195,7 +196,7 @@ class TestConcurrentCommands:
             if second == "stop":
                 assert fresh(kube).stopped_at is not None
 
-    @pytest.mark.parametrize("second", [*REMOVALS, "resume"])
+    @pytest.mark.parametrize("second", some([*REMOVALS, "resume"], "delete", "resume"))
     def test_any_command_during_submit(self, kube: KubeServer, kind: str, second: str) -> None:
         plan = make_plan(kind)
         for number in itertools.count():
@@ -222,7 +223,10 @@ class TestConcurrentCommands:
             if not was_early:
                 break
 
-    @pytest.mark.parametrize(("first", "second"), [("stop", "stop"), ("delete --data", "stop"), ("stop", "delete")])
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [("stop", "stop"), pytest.param("delete --data", "stop", marks=pytest.mark.slow), ("stop", "delete")],
+    )
     def test_stop_and_delete_at_once(self, kube: KubeServer, kind: str, first: str, second: str) -> None:
         plan = make_plan(kind)
         for number in itertools.count():

@@ -17,7 +17,7 @@ class TestSize:
             pytest.param("$(", 300_000, marks=pytest.mark.slow),
             pytest.param("kubectl -a ", 60_000, marks=pytest.mark.slow),
             pytest.param("A{}=1\n", 60_000, marks=pytest.mark.slow),
-            ("A{}=1 ", 40_000),
+            pytest.param("A{}=1 ", 40_000, marks=pytest.mark.slow),
             ("--flag{} 1 ", 40_000),
             pytest.param("  --flag{} 1 \\\n", 60_000, marks=pytest.mark.slow),
             pytest.param(f"echo {TOKEN}{{}}\n", 20_000, marks=pytest.mark.slow),

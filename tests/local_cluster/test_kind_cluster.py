@@ -372,7 +372,7 @@ class TestWith:
         assert "kubectl" in done.err
         assert tools.calls == []
 
-    @pytest.mark.parametrize("what", ["apply", "wait"])
+    @pytest.mark.parametrize("what", [pytest.param("apply", marks=pytest.mark.slow), "wait"])
     def test_failed_install_keeps_the_cluster(self, call: Cli, tools: FakeTools, what: str) -> None:
         tools.install("kubectl")
         tools.fail(what)
@@ -413,7 +413,7 @@ class TestLaunchBuild:
         words = ("launch", "--config", "ddp_smoke", "--name", "demo", "--set", "launch.runs_volume.claim=runs", "-d")
         return lambda *more: cli(*words, "--build", "--kubeconfig", tools.kubeconfig, *more)
 
-    @pytest.mark.parametrize("engine", ["docker", "podman", "buildah"])
+    @pytest.mark.parametrize("engine", ["docker", pytest.param("podman", marks=pytest.mark.slow), "buildah"])
     def test_image_is_loaded(self, launch: Cli, tools: FakeTools, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
         monkeypatch.setattr("llmtrain.launch.image_build.BUILDERS", (engine,))
         tools.install(engine)

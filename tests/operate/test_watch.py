@@ -389,7 +389,13 @@ def test_credentials_expired_for_long_end_watching(kube: KubeServer, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("nodes", "ran", "is_asked"), [("2", 2, False), ("2", 1, True), ("2:4", 2, False), ("2:4", 1, True)]
+    ("nodes", "ran", "is_asked"),
+    [
+        ("2", 2, False),
+        pytest.param("2", 1, True, marks=pytest.mark.slow),
+        pytest.param("2:4", 2, False, marks=pytest.mark.slow),
+        ("2:4", 1, True),
+    ],
 )
 def test_launch_whose_pods_have_run_is_not_rolled_back(kube: KubeServer, nodes: str, ran: int, is_asked: bool) -> None:
     """Once enough pods have run there may be data, even if quota is exceeded later."""

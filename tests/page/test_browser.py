@@ -250,7 +250,9 @@ def test_new_rows_appear_in_list_and_curve(root: Path, serve_page: Serve, viewer
     assert viewer.errors == []
 
 
-@pytest.mark.parametrize("place", ["run/local/one", "compare/local/one,local/two"])
+@pytest.mark.parametrize(
+    "place", ["run/local/one", pytest.param("compare/local/one,local/two", marks=pytest.mark.slow)]
+)
 def test_notice_disappears_when_the_run_returns(root: Path, serve_page: Serve, viewer: Viewer, place: str) -> None:
     run = make_run(root, "one", steps=30)
     make_run(root, "two", steps=30)
@@ -267,7 +269,7 @@ def test_notice_disappears_when_the_run_returns(root: Path, serve_page: Serve, v
     [
         ("run/local/one", "curves", "30 of 30 points"),
         pytest.param("compare/local/one,local/two", "curves", "60 of 60 points", marks=pytest.mark.slow),
-        ("compare/local/one,local/two", "config", "What differs in the configs"),
+        pytest.param(*("compare/local/one,local/two", "config", "What differs in the configs"), marks=pytest.mark.slow),
     ],
 )
 def test_request_that_failed_once_is_repeated(
@@ -435,7 +437,7 @@ BARS = """() => {
 }"""
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [pytest.param(1280, marks=pytest.mark.slow), 390])
 def test_time_line_shows_starts_in_order(root: Path, serve_page: Serve, browser: Any, width: int) -> None:
     now = time.time()
     run = make_run(root, "spot", steps=40, max_steps=90, state="running", started=now - 600)

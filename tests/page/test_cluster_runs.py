@@ -19,6 +19,7 @@ from demo_runs import make_run, write_rows
 from kube_server import KubeServer
 from limits import wait_until
 from llmtrain.errors import UsageError
+from llmtrain.operate.fetch import reader_pod as reader_pod_module
 from llmtrain.operate.fetch.reader import reader_pod
 from llmtrain.operate.observed_run import ObservedRun
 from llmtrain.page import actions, cluster_runs, mirror
@@ -36,6 +37,7 @@ def run(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
     monkeypatch.setattr(cluster_runs, "POLL_SEC", 0.05)
     monkeypatch.setattr(mirror, "ROUND_SEC", 0.05)
     monkeypatch.setattr(cluster_runs, "FIRST_SEC", 60.0)  # a limit for a loaded machine
+    monkeypatch.setattr(reader_pod_module, "START_SEC", 0.1)  # nothing starts the reader pods of this API server
     return launch(kube)
 
 

@@ -49,7 +49,9 @@ def test_peak_is_that_of_all_blocks(
 
 
 @pytest.mark.hf
-@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "lora", [pytest.param(None, id="full", marks=pytest.mark.slow), pytest.param({"rank": 4}, id="lora")]
+)
 def test_peak_of_llama_is_that_of_all_blocks(
     lora: dict[str, Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,19 +54,27 @@ def check(preset: str, overrides: list[str], target: Target) -> None:
     assert memory.is_from_formula
 
 
+SLOW_GPTS = [
+    pytest.param(preset, overrides, marks=pytest.mark.slow)
+    for preset, overrides in (
+        ("gpt2_124m", [EAGER, "trainer.micro_batch_size=16"]),
+        ("gpt2_124m", [EAGER, "trainer.micro_batch_size=1", "trainer.grad_accum_steps=1"]),
+        ("gpt2_124m", ["trainer.activation_checkpointing=blocks"]),
+        ("gpt_modern_124m", ["trainer.activation_checkpointing=selective"]),
+        ("gpt_modern_350m", ["model.tie_embeddings=false"]),
+    )
+]
+
+
 @pytest.mark.parametrize(
     ("preset", "overrides"),
     [
+        *SLOW_GPTS,
         ("gpt2_124m", []),
-        ("gpt2_124m", [EAGER, "trainer.micro_batch_size=16"]),
-        ("gpt2_124m", [EAGER, "trainer.micro_batch_size=1", "trainer.grad_accum_steps=1"]),
         ("gpt2_124m", [EAGER, "model.dropout=0.1", "trainer.precision=fp32", "trainer.micro_batch_size=8"]),
-        ("gpt2_124m", ["trainer.activation_checkpointing=blocks"]),
         ("gpt2_124m", [EAGER, "trainer.activation_checkpointing=blocks", "trainer.micro_batch_size=32"]),
         ("gpt_modern_124m", [EAGER, "trainer.activation_checkpointing=selective", "trainer.micro_batch_size=32"]),
-        ("gpt_modern_124m", ["trainer.activation_checkpointing=selective"]),
         ("gpt_modern_124m", [EAGER, "model.mlp=swiglu", "model.n_kv_heads=2"]),
-        ("gpt_modern_350m", ["model.tie_embeddings=false"]),
     ],
 )
 def test_formula_agrees_with_the_trace_of_a_gpt(preset: str, overrides: list[str]) -> None:
@@ -92,10 +100,10 @@ def test_formula_agrees_with_the_trace_on_a_cpu(preset: str) -> None:
         ["model.lora=null", "model.dtype=float32", EAGER],
         ["model.lora=null", "model.dtype=float32"],
         ["model.lora.rank=16", EAGER],
-        ["model.lora.rank=64"],
+        pytest.param(["model.lora.rank=64"], marks=pytest.mark.slow),
         ["model.lora.target_modules=[q_proj, v_proj]", EAGER],
         ["model.lora.quantize=true", EAGER],
-        ["model.lora.rank=16", "trainer.activation_checkpointing=blocks"],
+        pytest.param(["model.lora.rank=16", "trainer.activation_checkpointing=blocks"], marks=pytest.mark.slow),
     ],
 )
 def test_formula_agrees_with_the_trace_of_a_llama(llama: Path, overrides: list[str]) -> None:

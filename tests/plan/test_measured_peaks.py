@@ -29,7 +29,7 @@ def predicted_gb(model: dict[str, Any], data: dict[str, Any], **trainer: Any) ->
     ("model", "trainer", "measured"),
     [
         (GPT2, {"micro_batch_size": 64}, 23.3),
-        (MODERN, {"micro_batch_size": 64}, 20.9),
+        pytest.param(MODERN, {"micro_batch_size": 64}, 20.9, marks=pytest.mark.slow),
         (MODERN, {"micro_batch_size": 16}, 7.9),
         ({**MODERN, "size": "350m"}, {"micro_batch_size": 16, "optimizer": "muon"}, 17.1),
     ],
@@ -44,8 +44,8 @@ def test_peak_of_gpt_is_what_was_measured(model: dict[str, Any], trainer: dict[s
     ("model", "measured"),
     [
         ({"dtype": "bfloat16", "lora": {"rank": 16}}, 23.9),
-        ({"dtype": "float32"}, 32.4),
-        ({"dtype": "bfloat16"}, 24.4),
+        pytest.param({"dtype": "float32"}, 32.4, marks=pytest.mark.slow),
+        pytest.param({"dtype": "bfloat16"}, 24.4, marks=pytest.mark.slow),
     ],
 )
 def test_peak_of_fine_tuning_is_what_was_measured(tmp_path: Path, model: dict[str, Any], measured: float) -> None:

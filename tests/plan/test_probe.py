@@ -1,24 +1,20 @@
 """`llmtrain plan --probe`: real steps, and a plan with what they measured."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.conftest import Cli
-from tests.limits import limit
 
 from llmtrain.config.load import load_config
 from llmtrain.plan.probe import STEPS, probe_config
 
 
-def test_probe_measures_memory_and_time_of_the_shape(workdir: Path) -> None:
-    words = ["plan", "--config", "gpt_smoke", "--set", "run.device=cpu", "--probe", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "llmtrain", *words], capture_output=True, text=True, timeout=limit(90), check=False
+def test_probe_measures_memory_and_time_of_the_shape(cli: Cli, workdir: Path) -> None:
+    done = cli(
+        "plan", "--config", "gpt_smoke", "--set", "run.device=cpu", "--set", "run.threads=1", "--probe", "--json"
     )
-    assert done.returncode == 0, done.stderr
-    plan = json.loads(done.stdout)
+    assert done.code == 0, done.err
+    plan = done.json
     (run,) = (workdir / "runs").iterdir()
     finished = json.loads((run / "finished.json").read_text())
     assert finished["steps"] == STEPS

@@ -16,8 +16,11 @@ from llmtrain.config.schema import Config
 from llmtrain.errors import UsageError
 from llmtrain.tracking import background, mlflow
 from llmtrain.tracking.mlflow import local_directory, store_at, tracking_location
+from slow_cases import some
 
 MakeConfig = Callable[..., Config]
+NO_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+"""The others take as long as they take in test_unreachable_server_never_stops_training."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,16 +28,6 @@ def _mlflow() -> None:
     """Imported here once, for all child processes."""
     pytest.importorskip("mlflow", reason="needs the mlflow extra")
     from mlflow.tracking import MlflowClient  # noqa: F401
-
-
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An MLflow database with its tables, whose creation takes seconds: tests copy it."""
-    from mlflow.tracking import MlflowClient
-
-    path = tmp_path_factory.mktemp("mlflow") / "empty.db"
-    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
-    return path
 
 
 @pytest.fixture(autouse=True)
@@ -113,11 +106,12 @@ def test_local_store_is_complete(make_config: MakeConfig) -> None:
     assert [step for step, _ in run["history"]["val/loss"]] == [4, 8]
 
 
-def test_run_name_defaults_to_run_id(tracked: MakeConfig) -> None:
+def test_run_name_defaults_to_run_id_and_run_directory_has_its_id(tracked: MakeConfig) -> None:
     config = tracked()
     assert harness.run(config).code == 0
+    kept = json.loads((root_of(config) / RUN_ID / "mlflow.json").read_text())
     [run] = read_store(f"sqlite:///{root_of(config) / 'mlflow.db'}")
-    assert run["name"] == RUN_ID
+    assert (run["name"], run["id"]) == (RUN_ID, kept["run_id"])
 
 
 @pytest.mark.parametrize("action", [pytest.param("term", marks=pytest.mark.slow), "kill"])
@@ -166,7 +160,7 @@ def test_unsent_rows_of_killed_process_are_sent(tracked: MakeConfig, is_finished
 def test_finished_run_with_unreachable_server(make_config: MakeConfig) -> None:
     config = with_mlflow(make_config, tracking__mlflow__tracking_uri="http://127.0.0.1:9")
     for resume in (None, RUN_ID):
-        ended = harness.run(config, resume)
+        ended = harness.run(config, resume, env=NO_RETRIES)
         assert ended.code == 0, ended.output
         assert "Traceback" not in ended.output
 
@@ -199,7 +193,7 @@ def test_file_uri_of_other_host_is_refused() -> None:
     assert local_directory("file://localhost/a%20b") == Path("/a b")
 
 
-@pytest.mark.parametrize("kind", ["directory", "file", "sqlite"])
+@pytest.mark.parametrize("kind", some(["directory", "file", "sqlite"], "directory"))
 def test_config_overrides_environment(make_config: MakeConfig, empty_store: Path, tmp_path: Path, kind: str) -> None:
     """The config overrides MLFLOW_TRACKING_URI."""
     directory = tmp_path / "my store"
@@ -231,7 +225,15 @@ def opened(uri: str) -> list[dict[str, Any]] | None:
         return None
 
 
-@pytest.mark.parametrize(("form", "allowed"), [("{}", None), ("{}", "true"), ("file:{}", "1"), ("file://{}", "false")])
+@pytest.mark.parametrize(
+    ("form", "allowed"),
+    [
+        ("{}", None),
+        ("{}", "true"),
+        pytest.param("file:{}", "1", marks=pytest.mark.slow),
+        pytest.param("file://{}", "false", marks=pytest.mark.slow),
+    ],
+)
 def test_store_can_be_opened_by_plain_client(
     make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, allowed: str | None
 ) -> None:
@@ -338,7 +340,7 @@ def test_server_reachable_again_on_resume(make_config: MakeConfig, empty_store: 
     """The first attempt created no MLflow run: the resumed one creates it, and sends the missing rows."""
     shutil.copy(empty_store, tmp_path / "back.db")
     config = with_mlflow(make_config, tracking__mlflow__tracking_uri="http://127.0.0.1:9")
-    assert harness.run(config, fault="after_optimizer:5:0:term").code == 75
+    assert harness.run(config, fault="after_optimizer:5:0:term", env=NO_RETRIES).code == 75
     store = f"sqlite:///{tmp_path}/back.db"
     ended = harness.run(config.with_values("tracking.mlflow", tracking_uri=store), RUN_ID)
     assert ended.code == 0, ended.output
@@ -387,14 +389,6 @@ def test_log_models_with_every_model(tracked: MakeConfig) -> None:
     assert ended.code == 0, ended.output
     assert "MLflow failed" not in ended.output
     assert list(root_of(config).glob("mlartifacts/**/best_checkpoint/model.safetensors"))
-
-
-def test_record_in_run_directory(tracked: MakeConfig) -> None:
-    config = tracked()
-    assert harness.run(config).code == 0
-    kept = json.loads((root_of(config) / RUN_ID / "mlflow.json").read_text())
-    [run] = read_store(f"sqlite:///{root_of(config) / 'mlflow.db'}")
-    assert kept["run_id"] == run["id"]
 
 
 LOGIN = {"MLFLOW_TRACKING_USERNAME": "me", "MLFLOW_TRACKING_PASSWORD": "canary-word"}

@@ -25,7 +25,6 @@ from test_fine_tune_faults import (
     resume_and_check,
     rows,
     run_dir,
-    some,
     train,
     trained,
     val_losses,
@@ -37,6 +36,7 @@ from llmtrain.distributed.world import World
 from llmtrain.runs.metrics import read_metrics
 from llmtrain.training.components import build_components
 from llmtrain.training.step import Stepper
+from slow_cases import some
 
 pytestmark = pytest.mark.hf
 MakeConfig = Callable[..., Config]
@@ -52,6 +52,26 @@ LINE = re.compile(
 def make(make_fine_tune: MakeConfig) -> MakeConfig:
     """Configs of runs without prompts."""
     return lambda **changes: make_fine_tune(**{"trainer__eval_prompts": [], **changes})
+
+
+@pytest.fixture(scope="module")
+def plain(make: MakeConfig) -> tuple[Config, dict[str, Any]]:
+    """A finished run that tests compare with their own, and do not change."""
+    config = make()
+    return config, trained(config)
+
+
+@pytest.fixture(scope="module")
+def constant(make: MakeConfig) -> tuple[Config, dict[str, Any]]:
+    """The same with a constant learning rate, which does not depend on the length of the run."""
+    config = make(**CONSTANT, **ONLY_AT_EPOCH_ENDS)
+    return config, trained(config)
+
+
+@pytest.fixture(scope="module")
+def finished(make: MakeConfig) -> tuple[Config, dict[str, Any]]:
+    config = make(**ONLY_AT_EPOCH_ENDS)
+    return config, trained(config)
 
 
 def train_losses(config: Config) -> dict[int, float]:
@@ -92,10 +112,9 @@ def test_epochs_evaluate_and_save_at_their_end(make: MakeConfig) -> None:
     assert len(set(means)) == 3
 
 
-def test_epoch_loss_is_the_mean_over_all_steps(make: MakeConfig) -> None:
+def test_epoch_loss_is_the_mean_over_all_steps(make: MakeConfig, plain: tuple[Config, dict[str, Any]]) -> None:
     """With evaluations and saves in the middle of an epoch, which read losses too."""
-    every = make()
-    trained(every)
+    every = plain[0]
     config = make(trainer__log_every_steps=7, trainer__eval_every_steps=2, trainer__save_every_steps=3)
     trained(config)
     assert sorted(train_losses(config)) == [4, 7, 8], "an epoch's last step is always logged"
@@ -106,7 +125,7 @@ def test_epoch_loss_is_the_mean_over_all_steps(make: MakeConfig) -> None:
     ("max_steps", "steps", "ends"),
     [
         (6, 6, [4]),
-        (20, 8, [4, 8]),
+        pytest.param(20, 8, [4, 8], marks=pytest.mark.slow),
         pytest.param(8, 8, [4, 8], marks=pytest.mark.slow),
         pytest.param(4, 4, [4], marks=pytest.mark.slow),
         pytest.param(2, 2, [], marks=pytest.mark.slow),
@@ -123,14 +142,11 @@ def test_smaller_of_max_epochs_and_max_steps_wins(
     assert [step for step, _ in rows(run_dir(config), "val/loss")] == sorted({*ends, steps})
 
 
-def test_schedule_spans_the_epochs(make: MakeConfig) -> None:
+def test_schedule_spans_the_epochs(make: MakeConfig, finished: tuple[Config, dict[str, Any]]) -> None:
     """lr decays until the last step of the last epoch, as with the equivalent max_steps."""
-    in_epochs, in_steps = (
-        make(**ONLY_AT_EPOCH_ENDS),
-        make(**ONLY_AT_EPOCH_ENDS, trainer__max_epochs=None, trainer__max_steps=STEPS),
-    )
-    results = trained(in_epochs), trained(in_steps)
-    assert results[0]["state_sha256"] == results[1]["state_sha256"]
+    in_epochs, of_epochs = finished
+    in_steps = make(**ONLY_AT_EPOCH_ENDS, trainer__max_epochs=None, trainer__max_steps=STEPS)
+    assert trained(in_steps)["state_sha256"] == of_epochs["state_sha256"]
     learned = [
         [row["train/lr"] for row in metric_rows(config) if "train/lr" in row] for config in (in_epochs, in_steps)
     ]
@@ -152,9 +168,8 @@ def test_best_is_the_lowest_validation_loss(make: MakeConfig) -> None:
     assert is_best == [1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], "an equal loss is not better"
 
 
-def test_metrics_have_the_epoch(make: MakeConfig) -> None:
-    config = make()
-    trained(config)
+def test_metrics_have_the_epoch(plain: tuple[Config, dict[str, Any]]) -> None:
+    config, _ = plain
     found = {row["step"]: row["train/epoch"] for row in metric_rows(config) if "train/epoch" in row}
     assert found == {step: pytest.approx(step / STEPS_IN_EPOCH) for step in range(1, STEPS + 1)}
     for row in metric_rows(config):
@@ -212,7 +227,7 @@ def all_rows(config: Config) -> Counter[tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("changes", "size"),
     [
-        ({}, 1),
+        pytest.param({}, 1, marks=pytest.mark.slow),
         pytest.param({"data__packing": False, "trainer__micro_batch_size": 2}, 1, marks=pytest.mark.slow),
         ({}, 2),
         pytest.param({"data__packing": False, "trainer__micro_batch_size": 2}, 4, marks=pytest.mark.slow),
@@ -248,7 +263,7 @@ def test_every_example_is_read_once_per_epoch(
 # Running text.
 
 
-@pytest.mark.parametrize("data", ["text_files", "dummy_text"])
+@pytest.mark.parametrize("data", some(["text_files", "dummy_text"], "text_files"))
 def test_epochs_of_text(tmp_path: Path, cache: Path, data: str) -> None:
     """A GPT from scratch. Windows do not fill a whole number of steps: an epoch ends with the step that has its last
     window."""
@@ -291,9 +306,8 @@ def test_epoch_of_a_single_step(make: MakeConfig, tmp_path: Path) -> None:
 # Going on.
 
 
-def test_raised_max_epochs_on_resume(make: MakeConfig) -> None:
-    uninterrupted = make(**CONSTANT, **ONLY_AT_EPOCH_ENDS)
-    expected = trained(uninterrupted)
+def test_raised_max_epochs_on_resume(make: MakeConfig, constant: tuple[Config, dict[str, Any]]) -> None:
+    uninterrupted, expected = constant
     config = make(**CONSTANT, **ONLY_AT_EPOCH_ENDS, trainer__max_epochs=1)
     assert trained(config)["epochs"] == 1
     more = config.with_values("trainer", max_epochs=2)
@@ -307,10 +321,9 @@ def test_raised_max_epochs_on_resume(make: MakeConfig) -> None:
     assert numbers == rows(run_dir(uninterrupted), "val/loss")
 
 
-def test_raised_max_steps_within_the_epochs(make: MakeConfig) -> None:
+def test_raised_max_steps_within_the_epochs(make: MakeConfig, constant: tuple[Config, dict[str, Any]]) -> None:
     """Stopped by max_steps in the middle of the second epoch: its mean loss is still that of all its steps."""
-    uninterrupted = make(**CONSTANT, **ONLY_AT_EPOCH_ENDS)
-    expected = trained(uninterrupted)
+    uninterrupted, expected = constant
     config = make(**CONSTANT, **ONLY_AT_EPOCH_ENDS, trainer__max_steps=6)
     assert trained(config)["steps"] == 6
     result = trained(config.with_values("trainer", max_steps=None), resume=RUN_ID)
@@ -328,12 +341,6 @@ def test_max_epochs_set_in_the_middle_of_an_epoch(make: MakeConfig) -> None:
     losses = train_losses(config)
     (row,) = [row for row in metric_rows(config) if row.get("epoch/number") == 2]
     assert row["epoch/train_loss"] == pytest.approx(sum(losses[step] for step in (5, 6, 7, 8)) / 4, rel=1e-12)
-
-
-@pytest.fixture(scope="module")
-def finished(make: MakeConfig) -> tuple[Config, dict[str, Any]]:
-    config = make(**ONLY_AT_EPOCH_ENDS)
-    return config, trained(config)
 
 
 @pytest.mark.parametrize("is_node", [False, True])
@@ -363,10 +370,9 @@ def test_finished_run_of_a_node_needs_no_peers(finished: tuple[Config, dict[str,
     assert ended.seconds < 10
 
 
-def test_resume_with_its_own_config(make: MakeConfig) -> None:
+def test_resume_with_its_own_config(make: MakeConfig, plain: tuple[Config, dict[str, Any]]) -> None:
     """`llmtrain train --resume <dir>`, as an interrupted run suggests: it still counts epochs."""
-    uninterrupted = make()
-    expected = fine_tuned(uninterrupted, trained(uninterrupted))
+    expected = fine_tuned(*plain)
     config = make()
     assert train(config, fault="after_optimizer:3:0:term")[0].code == 75
     kept = yaml.safe_load((run_dir(config) / "config.yaml").read_text())["trainer"]
@@ -442,7 +448,7 @@ def test_early_stopping_counts_evaluations_in_a_row(make: MakeConfig, stopped: F
 FAULTS = [f"{back}-{action}" for back in range(4) for action in ("term", "kill")]
 
 
-@pytest.mark.parametrize("fault", some(FAULTS, "0-term", "1-kill"))
+@pytest.mark.parametrize("fault", some(FAULTS, "1-kill"))
 def test_faults_do_not_change_early_stopping(make: MakeConfig, stopped: FineTuned, fault: str) -> None:
     """Interrupted before, or killed in, one of the evaluations that decide."""
     config = make(**PATIENT)

@@ -63,7 +63,7 @@ def test_another_seed_gives_another_run(make_config: MakeConfig) -> None:
     assert rows(first)[0] != rows(second)[0]
 
 
-@pytest.mark.parametrize("change", [{"data__num_workers": 1}, {"trainer__log_every_steps": 3}, {"run__name": "other"}])
+@pytest.mark.parametrize("change", [{"trainer__log_every_steps": 3}, {"run__name": "other"}])
 def test_fields_that_do_not_affect_the_result(make_config: MakeConfig, change: dict[str, Any]) -> None:
     assert trained(make_config(**change))["state_sha256"] == trained(make_config())["state_sha256"]
 
@@ -131,13 +131,14 @@ def test_bf16_falls_back_to_float32_without_cpu_support(make_config: MakeConfig)
     [
         {"trainer__optimizer": "adafactor"},
         {"trainer__precision": "bf16"},
-        {"model__name": "dummy_gpt"},
+        pytest.param({"model__name": "dummy_gpt"}, marks=pytest.mark.slow),
         {"model__tie_embeddings": False},
         {"trainer__schedule": "wsd", "trainer__decay_fraction": 0.5},
-        {"data__num_workers": 1},
-        {"trainer__max_grad_norm": None},
+        # with a test of its own, test_sigterm_and_sigkill_with_data_workers
+        pytest.param({"data__num_workers": 1}, marks=pytest.mark.slow),
+        pytest.param({"trainer__max_grad_norm": None}, marks=pytest.mark.slow),
         {"run__deterministic": True},
-        {"trainer__log_every_steps": 3},
+        pytest.param({"trainer__log_every_steps": 3}, marks=pytest.mark.slow),
         {"data__name": "text_files", "data__tokenizer": "char", "trainer__micro_batch_size": 16},
     ],
     ids=lambda change: "-".join(f"{key.split('__')[1]}={value}" for key, value in change.items()),

@@ -149,7 +149,12 @@ SHORT = ["trainer.max_epochs=null", "trainer.max_steps=4", "trainer.save_every_s
 
 
 @pytest.mark.parametrize(
-    "kind", [["model.lora.dropout=0.3"], ["model.lora=null"], ["model.lora.dora=true"]], ids=["lora", "full", "dora"]
+    "kind",
+    [
+        pytest.param(["model.lora.dropout=0.3"], id="lora"),
+        pytest.param(["model.lora=null"], id="full"),
+        pytest.param(["model.lora.dora=true"], id="dora", marks=pytest.mark.slow),
+    ],
 )
 def test_resumed_run_is_bit_identical(workspace: Workspace, cli: Cli, kind: list[str]) -> None:
     whole = cli(*workspace.train(*SHORT, *kind, "output.run_id=whole"))
@@ -260,7 +265,7 @@ def test_dry_run(workspace: Workspace, cli: Cli, workdir: Path) -> None:
     assert not (workdir / "runs").exists()
 
 
-@pytest.mark.parametrize("name", ["byte", "char", "gpt2"])
+@pytest.mark.parametrize("name", ["byte", pytest.param("char", marks=pytest.mark.slow), "gpt2"])
 def test_model_directory_named_like_a_built_in_tokenizer(
     workspace: Workspace, cli: Cli, workdir: Path, name: str
 ) -> None:

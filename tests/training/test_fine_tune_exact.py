@@ -17,7 +17,6 @@ from test_fine_tune_faults import (
     fine_tuned,
     resume_and_check,
     run_dir,
-    some,
     train,
     trained,
 )
@@ -25,6 +24,7 @@ from test_fine_tune_faults import (
 from llmtrain.config.schema import Config
 from llmtrain.distributed.world import World
 from llmtrain.training.components import build_components
+from slow_cases import some
 
 pytestmark = pytest.mark.hf
 MakeConfig = Callable[..., Config]

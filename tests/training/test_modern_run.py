@@ -16,7 +16,7 @@ def run(tiny: list[str], root: Path, run_id: str, *changes: str, **options: Any)
     return run_training(load_config("gpt_smoke", sets), **options).as_dict()
 
 
-@pytest.mark.parametrize("mlp", ["swiglu", "relu2"])
+@pytest.mark.parametrize("mlp", [pytest.param("swiglu", marks=pytest.mark.slow), "relu2"])
 def test_resumed_run_has_the_same_bits(tiny: list[str], tmp_path: Path, mlp: str) -> None:
     whole = run(tiny, tmp_path, "whole", f"model.mlp={mlp}")
     assert whole["final_train_loss"] < whole["first_train_loss"]

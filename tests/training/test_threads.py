@@ -51,7 +51,9 @@ def test_else_the_cores(make_config: MakeConfig) -> None:
     assert source.startswith("cores: ")
 
 
-@pytest.mark.parametrize("fault", ["after_optimizer:3:0:term", "forward:1:0:kill"])
+@pytest.mark.parametrize(
+    "fault", [pytest.param("after_optimizer:3:0:term", marks=pytest.mark.slow), "forward:1:0:kill"]
+)
 def test_a_resumed_run_keeps_its_number(make_config: MakeConfig, fault: str) -> None:
     """Over what torchrun or `node` sets by itself; also when there is no checkpoint yet."""
     config = make_config(run__threads=None)

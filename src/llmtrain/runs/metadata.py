@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ def architecture_of(meta: dict[str, Any]) -> str | None:
     return _SAME_ARCHITECTURE.get(name, name)
 
 
+@cache
 def versions() -> dict[str, str]:
     """Versions of llmtrain, Python and the installed packages that llmtrain uses."""
     installed = {"llmtrain": __version__, "python": platform.python_version()}
