@@ -10,8 +10,7 @@ from llmtrain.config.plan import PricesSection
 from llmtrain.core.gpus import Gpu, gpu_of_device, gpus_named
 from llmtrain.errors import UsageError
 from llmtrain.plan.target import Target
-from llmtrain.runs.json_values import dictionary, finite, integer
-from llmtrain.runs.state import RunState
+from llmtrain.runs.json_values import dictionary, integer
 from llmtrain.runs.view import RunView
 
 NODE_TYPE_LABEL = "node.kubernetes.io/instance-type"
@@ -126,7 +125,7 @@ def cost_of_run(view: RunView, prices: PricesSection | None = None) -> RunCost |
     if not starts or len(rates) < len(starts):
         return None
     total = sum(hours * rate.per_hour for (_, hours, _), rate in zip(starts, rates, strict=True))
-    left = _seconds_left(view)
+    left = view.seconds_left
     projected = None
     if left is not None:
         processes = integer(view.last_start.get("world_size")) or 1
@@ -160,12 +159,6 @@ def _rates_of_starts(view: RunView, prices: PricesSection) -> list[Rate | None]:
     return rates
 
 
-def _seconds_left(view: RunView) -> float | None:
-    if view.state != RunState.RUNNING:
-        return None
-    return finite(view.last_rows[0].get("train/seconds_left"))
-
-
 def recorded_prices(view: RunView) -> PricesSection:
     """The prices in the config of a run; none if they are damaged."""
     values = dictionary(view.setting("plan").get("prices"))
@@ -184,6 +177,19 @@ def read_prices(path: str) -> PricesSection:
             remedy="Write them as in a config, such as `plan: {prices: {gpu_hour: {h100-80g: 2.5}}}`.",
         )
     return prices
+
+
+def cost_text(gpu_hours: float | None, cost: RunCost | None) -> str | None:
+    """`0.75 GPU-hours, 1.87 USD so far, 5.20 USD at the end`; None for a run on a CPU without a price."""
+    parts = []
+    if gpu_hours is not None:
+        parts.append(f"{gpu_hours:,.2f} GPU-hours")
+    if cost is not None:
+        amount = money(cost.cost, cost.currency)
+        if cost.projected is not None:
+            amount += f" so far, {money(cost.projected, cost.currency)} at the end"
+        parts.append(amount)
+    return ", ".join(parts) or None
 
 
 def money(amount: float, currency: str) -> str:

@@ -5,12 +5,11 @@ from pathlib import Path
 from llmtrain.config.model import AnyGptSection, GptSection, HfCausalLmSection, ModernGptSection
 from llmtrain.config.schema import VOCABULARIES, Config
 from llmtrain.core.files import read_json
+from llmtrain.models.sizes import padded_vocab_size
 from llmtrain.plan.hf_shapes import read_hf_shapes
 from llmtrain.plan.memory_value import CHARACTERS, WeightSizes
 from llmtrain.plan.shapes import CannotTell, ModelShapes, StepShapes
 from llmtrain.plan.target import ModelSize
-
-VOCAB_MULTIPLE = 64
 
 
 def model_shapes(config: Config) -> ModelShapes:
@@ -39,18 +38,12 @@ def _vocabulary(tokenizer: str) -> int:
         raise CannotTell(f"the vocabulary of tokenizer {tokenizer} is not known here; set model.vocab_size") from None
 
 
-def _padded(vocab_size: int) -> int:
-    """As the models do: see models/gpt/model.py."""
-    padded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-    return padded if padded <= 1.01 * vocab_size else vocab_size
-
-
 def _gpt2(model: GptSection, vocab_size: int) -> ModelShapes:
     width = model.d_model
     d_ff = model.d_ff or 4 * width
     matrices = [3 * width * width, width * width, width * d_ff, d_ff * width]
     block = sum(matrices) + 9 * width + d_ff  # biases 3 + 1 + 1 and d_ff, two norms of 2
-    padded_size = _padded(vocab_size)
+    padded_size = padded_vocab_size(vocab_size)
     tables = padded_size * width * (1 if model.tie_embeddings else 2)
     outside = tables + model.block_size * width + 2 * width
     step = StepShapes(
@@ -78,7 +71,7 @@ def _modern(model: ModernGptSection, vocab_size: int) -> ModelShapes:
     up = (2 if is_gated else 1) * width * shape.d_ff
     matrices = [width * (query_width + 2 * kv_width), query_width * width, up, shape.d_ff * width]
     block = sum(matrices) + 2 * width + (2 * shape.head_dim if is_gated else 0)
-    padded_size = _padded(vocab_size)
+    padded_size = padded_vocab_size(vocab_size)
     outside = padded_size * width * (1 if model.tie_embeddings else 2) + width
     step = StepShapes(
         layers=shape.n_layers,

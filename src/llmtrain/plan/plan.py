@@ -13,7 +13,7 @@ from llmtrain.errors import ExitCode, LlmtrainError
 from llmtrain.plan.cost import CostEstimate, estimate_cost, node_type_of
 from llmtrain.plan.formula import CannotTell, estimate_by_formula
 from llmtrain.plan.history import PastRun
-from llmtrain.plan.memory_value import Memory
+from llmtrain.plan.memory_value import Memory, with_measured_peak
 from llmtrain.plan.target import ModelSize, Target
 from llmtrain.plan.time import TimeEstimate, estimate_time, find_match, save_count
 
@@ -79,13 +79,10 @@ def make_plan(config: Config, target: Target, history: Sequence[PastRun] = ()) -
 
 
 def plan_model(config: Config, model: "FakeModel", target: Target, history: Sequence[PastRun] = ()) -> Plan:
-    from llmtrain.plan.memory import estimate_memory, with_measured_peak
+    from llmtrain.plan.memory import estimate_memory
 
     memory = estimate_memory(config, model, target, _saves(config))
-    match = find_match(config, target, model.size, history)
-    if match is not None and match.is_same(target) and match.run.peak_memory_bytes is not None:
-        memory = with_measured_peak(memory, match.run, target)
-    return _judged(config, target, model.size, memory, history)
+    return _with_time(config, target, model.size, memory, history)
 
 
 def plan_by_formula(config: Config, target: Target, history: Sequence[PastRun] = ()) -> Plan:
@@ -94,7 +91,7 @@ def plan_by_formula(config: Config, target: Target, history: Sequence[PastRun] =
         size, memory = estimate_by_formula(config, target, _saves(config))
     except CannotTell as problem:
         return _without_model(target, f"the formula cannot tell: {problem}")
-    return _judged(config, target, size, memory, history)
+    return _with_time(config, target, size, memory, history)
 
 
 def _saves(config: Config) -> int | None:
@@ -102,9 +99,12 @@ def _saves(config: Config) -> int | None:
     return None if steps is None else save_count(config.trainer, steps)
 
 
-def _judged(config: Config, target: Target, size: ModelSize, memory: Memory, history: Sequence[PastRun]) -> Plan:
+def _with_time(config: Config, target: Target, size: ModelSize, memory: Memory, history: Sequence[PastRun]) -> Plan:
+    match = find_match(config, target, size, history)
+    if match is not None and match.is_same(target) and match.run.peak_memory_bytes is not None:
+        memory = with_measured_peak(memory, match.run.peak_memory_bytes, match.run.run_id, target)
     steps = planned_steps(config)
-    time = estimate_time(config, target, size, tokens_per_step(config, target), steps, history)
+    time = estimate_time(config, target, size, tokens_per_step(config, target), steps, match)
     node_type = node_type_of(config.launch.node_selector)
     cost = estimate_cost(config.plan.prices, target, time.total_seconds, node_type)
     verdict, reason = judge(memory, target)

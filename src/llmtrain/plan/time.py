@@ -109,12 +109,10 @@ def estimate_time(
     size: ModelSize,
     tokens_per_step: float | None,
     steps: int | None,
-    history: Sequence[PastRun] = (),
+    match: Match | None = None,
 ) -> TimeEstimate:
-    """`tokens_per_step`: of all processes, without padding. `history`: see past_runs."""
+    """`tokens_per_step`: of all processes, without padding. `match`: see find_match."""
     trainer = config.trainer
-    threads = _threads(config.run.threads, target)
-    match = find_match(config, target, size, history)
     if match:
         speed = _speed_of(match)
     else:
@@ -122,6 +120,7 @@ def estimate_time(
         shape = shape_of(config.as_dict(), target.world_size)
         tokens = tokens_per_step or shape.micro_batch_size * shape.micro_batches * config.model.block_size
         layers_per_step = size.layers * max(1.0, shape.micro_batches / target.world_size)
+        threads = _threads(config.run.threads, target)
         speed = _speed_from_flops(trainer, target, size, tokens, layers_per_step, threads)
     rate = speed.tokens_per_second
     per_step = tokens_per_step / rate if rate and tokens_per_step else None

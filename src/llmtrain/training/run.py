@@ -230,7 +230,13 @@ def _record_start(context: RunContext, components: Components, from_step: int) -
     config = context.requested_config
     run = context.run
     clear_heartbeats(run.heartbeats, context.generation)
-    note_generation(run, context.generation, restored=True, device_name=device_name(context.world.device))
+    note_generation(
+        run,
+        context.generation,
+        restored=True,
+        device_name=device_name(context.world.device),
+        predicted=predicted(context, components.adapter),
+    )
     meta = RunView(run).meta
     if config.output.save_meta_json and "run_id" not in meta:
         metadata = collect_metadata(run.run_id, config.run.name, str(context.world.device))
