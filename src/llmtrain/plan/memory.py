@@ -30,6 +30,7 @@ from llmtrain.plan.memory_value import (
     is_sharded,
     memory_of,
 )
+from llmtrain.plan.states import factored_numbers
 from llmtrain.plan.target import Target
 from llmtrain.plan.trace import BACKWARD, GRADIENTS, MemoryTracker, Trace, extended, naming_parts
 
@@ -77,6 +78,7 @@ def _weight_sizes(model: FakeModel) -> WeightSizes:
         outside=model.size.parameters - sum(in_blocks),
         largest_block=max(in_blocks, default=0),
         largest_trained_block=max(trained, default=0),
+        factored=factored_numbers(tuple(parameter.shape) for parameter in model.trained),
     )
 
 

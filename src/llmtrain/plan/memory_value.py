@@ -53,7 +53,8 @@ class Memory:
     activations: int | None
     """What a step needs in addition at its peak."""
     parts: dict[str, int]
-    """Where the activations are: by the part of a block, the largest first."""
+    """Where the activations are: by the part of a block, the largest first. With one micro-batch per step not all
+    gradients exist at the peak, and the parts take some of their place: they add up to more than `activations`."""
     peak: int | None
     """What torch.cuda.max_memory_allocated will report; on a CPU, the peak of the process."""
     overhead: int
@@ -112,6 +113,8 @@ class WeightSizes:
     """Outside of transformer blocks: embeddings, output layer, last norm."""
     largest_block: int
     largest_trained_block: int
+    factored: int
+    """Numbers that adafactor keeps of the trained weights."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,9 @@ def memory_of(
     """`saves`: checkpoints that the run writes, for trainer.keep_checkpoints `all`."""
     trainer = config.trainer
     shards = target.world_size if is_sharded(config, target) else 1
-    averages = optimizer_bytes(trainer.optimizer, weights.trained_bytes, weights.matrices, weights.bytes_per_trained)
+    averages = optimizer_bytes(
+        trainer.optimizer, weights.trained_bytes, weights.matrices, weights.bytes_per_trained, weights.factored
+    )
     stored = weights.weight_bytes // shards
     gradients = weights.trained_bytes * (1 + _branches(config, target)) // shards
     optimizer = averages // shards

@@ -16,6 +16,7 @@ from llmtrain.plan.history import PastRun
 from llmtrain.plan.memory_value import Memory, with_measured_peak
 from llmtrain.plan.target import ModelSize, Target
 from llmtrain.plan.time import TimeEstimate, estimate_time, find_match, save_count
+from llmtrain.plan.token_store import TokenStoreSize, token_store_size
 
 if TYPE_CHECKING:  # they import torch
     from llmtrain.plan.fake_model import FakeModel
@@ -46,6 +47,8 @@ class Plan:
     memory: Memory | None
     time: TimeEstimate | None
     cost: CostEstimate | None
+    token_store: TokenStoreSize | None = None
+    """Tokenized data on the disk of data.cache_dir."""
     problem: LlmtrainError | None = None
     """Why the model cannot be built: an error of the config."""
 
@@ -60,6 +63,7 @@ class Plan:
             "memory": self.memory.as_dict() if self.memory else None,
             "time": self.time.as_dict() if self.time else None,
             "cost": asdict(self.cost) if self.cost else None,
+            "token_store": self.token_store.as_dict() if self.token_store else None,
         }
 
 
@@ -108,7 +112,8 @@ def _with_time(config: Config, target: Target, size: ModelSize, memory: Memory, 
     node_type = node_type_of(config.launch.node_selector)
     cost = estimate_cost(config.plan.prices, target, time.total_seconds, node_type)
     verdict, reason = judge(memory, target)
-    return Plan(target, verdict, reason, size, memory, time, cost)
+    store = token_store_size(config.data, size.vocab_size)
+    return Plan(target, verdict, reason, size, memory, time, cost, store)
 
 
 def judge(memory: Memory, target: Target) -> tuple[Verdict, str]:
@@ -133,7 +138,7 @@ def judge(memory: Memory, target: Target) -> tuple[Verdict, str]:
 
 
 def _without_model(target: Target, reason: str, problem: LlmtrainError | None = None) -> Plan:
-    return Plan(target, Verdict.UNKNOWN, reason, None, None, None, None, problem)
+    return Plan(target, Verdict.UNKNOWN, reason, None, None, None, None, None, problem)
 
 
 def planned_steps(config: Config) -> int | None:

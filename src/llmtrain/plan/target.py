@@ -31,3 +31,5 @@ class ModelSize:
     """Forward and backward pass."""
     layers: int = 1
     """A model without transformer blocks counts as one."""
+    vocab_size: int | None = None
+    """With padding. None: unknown."""

@@ -52,6 +52,7 @@ from llmtrain.training.model_handle import ModelHandle, build_model
 from llmtrain.training.optimizer import build_optimizer
 from llmtrain.training.origin import check_architecture, load_weights
 from llmtrain.training.ownership import RunOwnership, may_be_restarted, open_run, owns_run
+from llmtrain.training.predicted import predicted
 from llmtrain.training.result import (
     build_result,
     complete_finished,

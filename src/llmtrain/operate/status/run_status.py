@@ -41,12 +41,12 @@ class RunStatus:
     """Whether it leaves files that `fetch` can download."""
     unseen: str | None = None
     """What could not be read, and why."""
-    cost: ClusterCost = field(default_factory=ClusterCost)
+    costs: ClusterCost = field(default_factory=ClusterCost)
 
     def as_dict(self) -> dict[str, Any]:
         values = asdict(self)
-        del values["cost"]
-        return values | self.cost.as_dict()
+        del values["costs"]
+        return values | self.costs.as_dict()
 
     @property
     def has_ended(self) -> bool:
@@ -81,7 +81,7 @@ def make_status(record: Record, observed: Observation) -> RunStatus:
         launched_at=record.launched_at,
         age_sec=round(age_sec(record), 1),
         has_files=record.has_files,
-        cost=find_cost(record, observed.pods, progress, state == RunState.FINISHED),
+        costs=find_cost(record, observed.pods, progress, state == RunState.FINISHED),
     )
 
 

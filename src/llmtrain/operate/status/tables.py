@@ -83,7 +83,7 @@ def run_text(status: RunStatus) -> str:
 
 
 def _cost_lines(status: RunStatus) -> list[str]:
-    cost = status.cost
+    cost = status.costs
     lines = []
     spent = cost_text(cost.gpu_hours, cost.cost)
     if spent:

@@ -7,7 +7,7 @@ import { CurvesPanel } from "./curves.js";
 import { LogPanel } from "./logs.js";
 import { RanksPanel, table } from "./ranks.js";
 import { runLink, stateBadge } from "./state.js";
-import { ago, bytes, clock, compact, count, duration, left, loss, money, percent } from "./format.js";
+import { ago, beside, bytes, clock, compact, count, duration, left, loss, money, percent } from "./format.js";
 
 const TABS = { curves: "Curves", ranks: "Ranks and pods", logs: "Logs", samples: "Samples", config: "Config", files: "Checkpoints and commands" };
 const QUIET = ["running", "finished", "not started", "starting", "pending"];
