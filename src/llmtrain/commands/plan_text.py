@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmtrain.core.terminal import fit_line, format_table, stream_width
 from llmtrain.core.text import format_bytes
@@ -21,8 +21,16 @@ AMOUNT_WIDTH = 8
 LARGEST_PARTS = 3
 
 
-def plan_text(plan: Plan, change: "Option | None") -> str:
-    """`change`: what makes a run fit that does not."""
+def plan_values(plan: Plan, change: "Option | None", options: "Sequence[Option] | None") -> dict[str, Any]:
+    return {
+        **plan.as_dict(),
+        "change": change.as_dict() if change else None,
+        "options": None if options is None else [option.as_dict() for option in options],
+    }
+
+
+def plan_text(plan: Plan, change: "Option | None", options: "Sequence[Option] | None") -> str:
+    """`change`: what makes a run fit that does not. `options`: of --find."""
     lines = [_line("target", target_text(plan.target))]
     if plan.size is not None:
         lines.append(_line("model", f"{plan.size.parameters:,} parameters, {plan.size.trained:,} trained"))
@@ -37,9 +45,12 @@ def plan_text(plan: Plan, change: "Option | None") -> str:
         lines.append(_line("remedy", f"{change.arguments} ({_need(change.plan)})"))
     elif plan.verdict is Verdict.DOES_NOT_FIT and plan.memory and plan.memory.is_from_formula:
         lines.append(_line("remedy", "run llmtrain plan where torch is installed: it finds settings that fit"))
-    elif plan.verdict is Verdict.DOES_NOT_FIT:
+    elif plan.verdict is Verdict.DOES_NOT_FIT and options is None:
         lines.append(_line("remedy", "no setting makes it fit; use more GPUs, more memory or a smaller model"))
-    return "\n".join(_fit(line) for line in lines)
+    text = "\n".join(_fit(line) for line in lines)
+    if options is None:
+        return text
+    return f"{text}\n\n{options_text(options, plan.verdict is not Verdict.UNKNOWN)}"
 
 
 def _fit(line: str) -> str:

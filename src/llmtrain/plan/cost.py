@@ -10,7 +10,8 @@ from llmtrain.config.plan import PricesSection
 from llmtrain.core.gpus import Gpu, gpu_of_device, gpus_named
 from llmtrain.errors import UsageError
 from llmtrain.plan.target import Target
-from llmtrain.runs.json_values import dictionary, integer
+from llmtrain.runs.json_values import dictionary, finite, integer
+from llmtrain.runs.state import RunState
 from llmtrain.runs.view import RunView
 
 NODE_TYPE_LABEL = "node.kubernetes.io/instance-type"
@@ -125,7 +126,7 @@ def cost_of_run(view: RunView, prices: PricesSection | None = None) -> RunCost |
     if not starts or len(rates) < len(starts):
         return None
     total = sum(hours * rate.per_hour for (_, hours, _), rate in zip(starts, rates, strict=True))
-    left = view.seconds_left
+    left = seconds_left(view)
     projected = None
     if left is not None:
         processes = integer(view.last_start.get("world_size")) or 1
@@ -157,6 +158,13 @@ def _rates_of_starts(view: RunView, prices: PricesSection) -> list[Rate | None]:
         on_node = node_type if row.get("launch") else None
         rates.append(rate_of(prices, gpu_of_device(str(row.get("device_name"))), on_node, processes_per_node))
     return rates
+
+
+def seconds_left(view: RunView) -> float | None:
+    """Until the last step, at the current speed; None for a run that is not running."""
+    if view.state != RunState.RUNNING:
+        return None
+    return finite(view.last_rows[0].get("train/seconds_left"))
 
 
 def recorded_prices(view: RunView) -> PricesSection:

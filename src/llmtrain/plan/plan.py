@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.config.data import ExampleBatchesSection
+from llmtrain.config.model import HfCausalLmSection
 from llmtrain.config.schema import Config
 from llmtrain.distributed.batch_split import micro_batches_in_step
 from llmtrain.errors import ExitCode, LlmtrainError
@@ -87,6 +88,13 @@ def plan_model(config: Config, model: "FakeModel", target: Target, history: Sequ
 
     memory = estimate_memory(config, model, target, _saves(config))
     return _with_time(config, target, model.size, memory, history)
+
+
+def with_vocabulary(config: Config, vocab_size: int) -> Config:
+    """The config with the size of the vocabulary where that may depend on the data."""
+    if isinstance(config.model, HfCausalLmSection):
+        return config  # it has its own
+    return config.with_values("model", vocab_size=vocab_size)
 
 
 def plan_by_formula(config: Config, target: Target, history: Sequence[PastRun] = ()) -> Plan:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from llmtrain.config.schema import Config
+from llmtrain.plan.cost import seconds_left
 from llmtrain.plan.history import PastRun
 from llmtrain.plan.plan import plan_by_formula
 from llmtrain.plan.target import Target
@@ -81,7 +82,7 @@ def usage_of(view: RunView) -> Usage:
     speed = _positive(view.result.get("tokens_per_second")) or _positive(train.get("train/tokens_per_second"))
     seconds = view.seconds
     if seconds is not None and not view.is_finished:
-        left = view.seconds_left
+        left = seconds_left(view)
         seconds = None if left is None else seconds + left
     return Usage(max(0, peak) or None, speed, seconds)
 

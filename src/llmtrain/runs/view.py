@@ -142,13 +142,6 @@ class RunView:
         """When the run last wrote metrics, by the time of the file; without metrics, that of the directory."""
         return _mtime(self.run.metrics) or _mtime(self.run.path)
 
-    @property
-    def seconds_left(self) -> float | None:
-        """Until the last step, at the current speed; None for a run that is not running."""
-        if self.state != RunState.RUNNING:
-            return None
-        return finite(self.last_rows[0].get("train/seconds_left"))
-
     def losses(self, name: str) -> list[float]:
         """The values of `train/loss` or `val/loss` that are numbers."""
         values = [row[name] for row in self.rows if row.get(name) is not None]

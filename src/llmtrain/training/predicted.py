@@ -7,10 +7,10 @@ from llmtrain.distributed.world import World
 from llmtrain.errors import LlmtrainError
 from llmtrain.models.base import ModelAdapter
 from llmtrain.plan.history import past_runs
+from llmtrain.plan.plan import with_vocabulary
 from llmtrain.plan.prediction import predict
 from llmtrain.plan.target import Target
 from llmtrain.training.context import RunContext
-from llmtrain.training.memory_errors import with_vocabulary
 from llmtrain.training.throughput import device_name
 
 Values = dict[str, int | float | str | None]
@@ -18,7 +18,7 @@ Values = dict[str, int | float | str | None]
 
 def predicted(context: RunContext, adapter: ModelAdapter) -> Values | None:
     """None if a prediction is not possible. It takes milliseconds, and reads the results of earlier runs."""
-    config = with_vocabulary(context.config, adapter)
+    config = with_vocabulary(context.config, adapter.vocab_size)
     try:
         found = predict(config, _target(context.world), past_runs(config.output.root_dir))
     except (LlmtrainError, OSError):
