@@ -11,7 +11,7 @@ import yaml
 from kube_runs import FakeRun
 
 from kube_server import KubeServer
-from limits import limit
+from limits import limit, wait_until
 from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch.job import JobPlan
 from llmtrain.operate import cluster_run, probe
@@ -26,7 +26,7 @@ IN_POD = (*WORDS, "--probe", "--in-pod")
 
 
 @pytest.fixture
-def pods(kube: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def pods(kube: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hurry: None) -> Path:  # noqa: ARG001
     """Pods of launched runs train on this machine. Returns the directory of the runs volume."""
     volume = tmp_path / "volume"
     volume.mkdir()
@@ -43,8 +43,11 @@ def pods(kube: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         run.end(0, done.returncode)
         if done.returncode:
             run.finish("Failed", reason="PodFailurePolicy", message="Container trainer failed")
-        else:
-            run.finish()
+            return
+        run.finish()
+        job = ("jobs", run.plan.namespace, run.plan.run_id)
+        wait_until(lambda: job not in kube.objects, 60)
+        del kube.objects["pods", run.plan.namespace, run.pods[0]]  # as the job's controller does
 
     def start(cluster: Cluster, plan: JobPlan, resume: bool) -> list[str]:
         lost = start_run(cluster, plan, resume)
