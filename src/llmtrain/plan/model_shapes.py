@@ -63,7 +63,7 @@ def _gpt2(model: GptSection, vocab_size: int) -> ModelShapes:
         dropout=model.dropout,
     )
     looked_up = model.block_size * width
-    return _gpt(model, step, [*matrices, (vectors,)], outside, looked_up)
+    return _gpt(model, step, vocab_size, [*matrices, (vectors,)], outside, looked_up)
 
 
 def _modern(model: ModernGptSection, vocab_size: int) -> ModelShapes:
@@ -91,11 +91,16 @@ def _modern(model: ModernGptSection, vocab_size: int) -> ModelShapes:
         normed_queries=2 if is_gated else 1,
     )
     looked_up = 0 if model.tie_embeddings else vocab_size * width
-    return _gpt(model, step, [*matrices, (vectors,)], outside, looked_up)
+    return _gpt(model, step, vocab_size, [*matrices, (vectors,)], outside, looked_up)
 
 
 def _gpt(
-    model: AnyGptSection, step: StepShapes, in_block: list[Shape], not_in_blocks: list[Shape], looked_up: int
+    model: AnyGptSection,
+    step: StepShapes,
+    vocab_size: int,
+    in_block: list[Shape],
+    not_in_blocks: list[Shape],
+    looked_up: int,
 ) -> ModelShapes:
     """`in_block` and `not_in_blocks`: shapes of the weights; vectors as one of their length together."""
     block = sum(map(math.prod, in_block))
@@ -116,4 +121,4 @@ def _gpt(
         factored=step.layers * factored_numbers(in_block) + factored_numbers(not_in_blocks),
     )
     flops = 6.0 * (parameters - looked_up) + 12.0 * step.layers * step.width * model.block_size
-    return ModelShapes(weights, ModelSize(parameters, parameters, flops, step.layers, step.vocab_size), step)
+    return ModelShapes(weights, ModelSize(parameters, parameters, flops, step.layers, vocab_size), step)

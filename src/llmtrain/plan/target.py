@@ -34,4 +34,4 @@ class ModelSize:
     layers: int = 1
     """A model without transformer blocks counts as one."""
     vocab_size: int | None = None
-    """With padding. None: unknown."""
+    """Without padding. None: unknown."""
