@@ -159,7 +159,7 @@ def _from_fields(tag: str, fields: dict[str, Any]) -> ProgressLine | None:
         loss=_rounded(fields.get("train/loss"), 4),
         tokens_per_second=_rounded(fields.get("train/tokens_per_second"), 0),
         time_left=time_left,
-        seconds_left=seconds,
+        seconds_left=_rounded(seconds, 0),  # as precise as a tagged line
         peak_memory_bytes=_rounded(fields.get("train/peak_memory_bytes"), 0),
     )
 
