@@ -105,19 +105,23 @@ def fitting_table() -> str:
     lines = [f"| | {' | '.join(TARGETS)} |", f"|---{'|---' * len(TARGETS)}|"]
     with tempfile.TemporaryDirectory() as directory:
         for size in SHAPES:
-            for kind, model in KINDS.items():
-                config = llama_config(Path(directory), size, model, {})
-                checkpointed = config.with_values("trainer", activation_checkpointing="blocks")
-                best = largest(config)
-                other = largest(checkpointed) if len(best) < len(TARGETS) else {}
-                cells = []
-                for name in TARGETS:
-                    mark = "" if name in best else "*"
-                    found = best.get(name) or other.get(name)
-                    cells.append(_cell(*found, mark) if found else "-")
-                lines.append(f"| {size}, {kind} | {' | '.join(cells)} |")
+            for kind in KINDS:
+                lines.append(fitting_row(Path(directory), size, kind))
                 print(lines[-1], file=sys.stderr, flush=True)
     return "\n".join(lines) + "\n"
+
+
+def fitting_row(directory: Path, size: str, kind: str) -> str:
+    config = llama_config(directory, size, KINDS[kind], {})
+    checkpointed = config.with_values("trainer", activation_checkpointing="blocks")
+    best = largest(config)
+    other = largest(checkpointed) if len(best) < len(TARGETS) else {}
+    cells = []
+    for name in TARGETS:
+        mark = "" if name in best else "*"
+        found = best.get(name) or other.get(name)
+        cells.append(_cell(*found, mark) if found else "-")
+    return f"| {size}, {kind} | {' | '.join(cells)} |"
 
 
 def _cell(size: int, speed: float | None, mark: str) -> str:
@@ -127,19 +131,24 @@ def _cell(size: int, speed: float | None, mark: str) -> str:
 def measured_table() -> str:
     lines = ["| one H200, compiled | measured | predicted | |", "|---|---|---|---|"]
     with tempfile.TemporaryDirectory() as directory:
-        for what, model, trainer, measured in MEASURED:
-            if "Llama" in what:
-                config = llama_config(Path(directory), "1.2B", model, trainer)
-            else:
-                config = load_config({"model": model, "trainer": {**COMPILED, **trainer}}, for_launch=True)
-            memory = make_plan(config, H200).memory
-            assert memory is not None
-            assert memory.peak is not None
-            predicted = memory.peak / 1e9
-            ratio = 100 * (predicted / measured - 1)
-            lines.append(f"| {what} | {measured} GB | {predicted:.1f} GB | {ratio:+.0f} % |")
+        for number in range(len(MEASURED)):
+            lines.append(measured_row(Path(directory), number))
             print(lines[-1], file=sys.stderr, flush=True)
     return "\n".join(lines) + "\n"
+
+
+def measured_row(directory: Path, number: int) -> str:
+    what, model, trainer, measured = MEASURED[number]
+    if "Llama" in what:
+        config = llama_config(directory, "1.2B", model, trainer)
+    else:
+        config = load_config({"model": model, "trainer": {**COMPILED, **trainer}}, for_launch=True)
+    memory = make_plan(config, H200).memory
+    assert memory is not None
+    assert memory.peak is not None
+    predicted = memory.peak / 1e9
+    ratio = 100 * (predicted / measured - 1)
+    return f"| {what} | {measured} GB | {predicted:.1f} GB | {ratio:+.0f} % |"
 
 
 def replaced(text: str, name: str, content: str) -> str:

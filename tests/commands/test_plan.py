@@ -1,9 +1,16 @@
 """llmtrain plan."""
 
 import json
+import os
+import socketserver
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.limits import limit
 from tests.plan.plan_cases import LLAMA_1B, make_llama
 
 SMOKE = ("plan", "--config", "gpt_smoke")
@@ -96,16 +103,47 @@ def test_bad_input_is_a_usage_error(cli, words: tuple[str, ...], expected: str) 
     assert "Traceback" not in done.err
 
 
+@pytest.fixture
+def silent_hub() -> Iterator[list[int]]:
+    """A hub that breaks every connection off. [number of connections, port]"""
+    counted = [0, 0]
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            counted[0] += 1
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+        counted[1] = server.server_address[1]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield counted
+        server.shutdown()
+
+
 @pytest.mark.hf
-def test_model_that_is_only_on_the_hub_says_what_to_fetch(cli) -> None:
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_model_that_is_only_on_the_hub_says_what_to_fetch(silent_hub: list[int], workdir: Path, offline: str) -> None:
+    """Without a network nothing is tried again: the library would for half a minute."""
     pytest.importorskip("huggingface_hub")
     model = ("model.name=hf_causal_lm", "model.path=someone/model", "model.block_size=64")
     data = ("data.name=instruct_jsonl", "data.train_file=examples.jsonl")
     words = [word for each in (*model, *data) for word in ("--set", each)]
-    done = cli("plan", *words, "--gpu", "h100-80g")
-    assert done.code != 0
-    assert "llmtrain fetch-model someone/model" in done.err
-    assert "Traceback" not in done.err
+    hub = {
+        "HF_ENDPOINT": f"http://127.0.0.1:{silent_hub[1]}",
+        "HF_HOME": str(workdir / "hub"),
+        "HF_HUB_OFFLINE": offline,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "llmtrain", "plan", *words, "--gpu", "h100-80g"],
+        env=os.environ | hub,
+        capture_output=True,
+        text=True,
+        timeout=limit(60),
+        check=False,
+    )
+    assert done.returncode == 64
+    assert "llmtrain fetch-model someone/model" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert silent_hub[0] <= (2 if offline == "0" else 0)  # six more with the retries of the library
 
 
 @pytest.mark.hf

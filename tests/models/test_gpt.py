@@ -13,7 +13,8 @@ from llmtrain.config.model import GptSection
 from llmtrain.errors import DataError, UsageError
 from llmtrain.models.base import parameter_count
 from llmtrain.models.gpt.adapter import GPTAdapter
-from llmtrain.models.gpt.model import GPT, padded_vocab_size
+from llmtrain.models.gpt.model import GPT
+from llmtrain.models.sizes import padded_vocab_size
 
 SHAPES = {
     "tied": {"vocab_size": 101},

@@ -57,8 +57,15 @@ def test_step_line(written: Written) -> None:
         loss=5.1922,
         tokens_per_second=27610,
         time_left="1:02:05",
+        seconds_left=3725,
         has_stepped=True,
     )
+
+
+def test_step_line_of_a_gpu_has_its_peak_memory(written: Written) -> None:
+    console().log(5, {**TRAIN, "train/peak_memory_bytes": 23.3e9})
+    console().log(6, TRAIN)
+    assert read_progress(written.lines).peak_memory_bytes == 23.3e9
 
 
 def test_step_line_without_speed_and_with_mfu(written: Written) -> None:
@@ -82,7 +89,8 @@ def test_evaluation_and_epochs(written: Written) -> None:
 
 def test_time_left_of_days(written: Written) -> None:
     console().log(5, {**TRAIN, "train/seconds_left": 200_000})
-    assert read_progress(written.lines).time_left == "2 days, 7:33:20"
+    found = read_progress(written.lines)
+    assert (found.time_left, found.seconds_left) == ("2 days, 7:33:20", 200_000)
 
 
 def test_other_lines_are_ignored(written: Written) -> None:

@@ -8,9 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from demo_runs import make_run
-from llmtrain.commands.cost_tables import cost_line, spending_text
+from llmtrain.commands.cost_tables import spending_text
 from llmtrain.commands.runs import app
 from llmtrain.config.plan import PricesSection
+from llmtrain.plan.cost import RunCost, cost_text
 from llmtrain.plan.spending import sum_spending
 from llmtrain.runs.directory import list_runs
 
@@ -91,8 +92,7 @@ def test_show_has_gpu_hours_and_cost(root: Path) -> None:
 
 
 def test_cost_of_a_run_in_a_line() -> None:
-    running = {"cost": 1.866, "projected": 5.2, "currency": "EUR"}
-    assert cost_line(0.75, running) == "0.75 GPU-hours, 1.87 EUR so far, 5.20 EUR at the end"
-    assert cost_line(0.75, None) == "0.75 GPU-hours"
-    assert cost_line(None, {**running, "projected": None}) == "1.87 EUR"
-    assert cost_line(None, None) is None
+    assert cost_text(0.75, RunCost(1.866, 5.2, "EUR")) == "0.75 GPU-hours, 1.87 EUR so far, 5.20 EUR at the end"
+    assert cost_text(0.75, None) == "0.75 GPU-hours"
+    assert cost_text(None, RunCost(1.866, None, "EUR")) == "1.87 EUR"
+    assert cost_text(None, None) is None

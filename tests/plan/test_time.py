@@ -12,7 +12,7 @@ from llmtrain.config.schema import Config
 from llmtrain.core.gpus import find_gpu
 from llmtrain.plan.history import PastRun, nearest_run, past_runs, read_past_run, shape_of
 from llmtrain.plan.target import ModelSize, Target
-from llmtrain.plan.time import TimeEstimate, estimate_time
+from llmtrain.plan.time import TimeEstimate, estimate_time, find_match
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.metadata import cpu_name
 
@@ -38,7 +38,8 @@ def config(model: dict[str, Any], data: dict[str, Any] | None = None, **trainer:
 
 def estimate(made: Config, size: ModelSize, target: Target = H200, **options: Any) -> TimeEstimate:
     tokens = made.trainer.micro_batch_size * made.trainer.grad_accum_steps * made.model.block_size
-    return estimate_time(made, target, size, tokens, options.pop("steps", 100), **options)
+    match = find_match(made, target, size, options.get("history", ()))
+    return estimate_time(made, target, size, tokens, options.get("steps", 100), match)
 
 
 @pytest.mark.parametrize(

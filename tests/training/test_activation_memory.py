@@ -15,11 +15,12 @@ from llmtrain.errors import UsageError
 from llmtrain.plan.fake_model import fake_model
 from llmtrain.plan.memory import estimate_memory, trace_step
 from llmtrain.plan.micro_batch import MARGIN
+from llmtrain.plan.plan import with_vocabulary
 from llmtrain.plan.target import Target
 from llmtrain.plan.trace import MemoryTracker
 from llmtrain.training import memory_errors
 from llmtrain.training.components import Components, build_components
-from llmtrain.training.memory_errors import check_activation_memory, check_batch_memory, with_vocabulary
+from llmtrain.training.memory_errors import check_activation_memory, check_batch_memory
 from llmtrain.training.model_handle import checkpoint_activations
 from tiny_llama import make_examples, make_model
 
@@ -84,7 +85,7 @@ def test_traced_step_needs_what_a_real_one_needs(make: Any, name: str, checkpoin
     if (name, checkpointing) == ("dummy", "blocks"):
         pytest.skip("it has no blocks")
     config, components = make(name, f"trainer.activation_checkpointing={checkpointing}", "trainer.grad_accum_steps=2")
-    model = fake_model(with_vocabulary(config, components.adapter), "cpu")
+    model = fake_model(with_vocabulary(config, components.adapter.vocab_size), "cpu")
     traced = trace_step(config, model, Target("cpu", None)).peak_bytes - model.trained_bytes
     assert traced == pytest.approx(step_bytes(config, components), rel=0.05)
 
@@ -174,7 +175,7 @@ def test_largest_micro_batch_that_fits_is_named(make: Any, monkeypatch: pytest.M
     found = re.search("micro_batch_size to ([0-9,]+), and raise", remedy or "")
     assert found
     largest = int(found[1].replace(",", ""))
-    model = fake_model(with_vocabulary(config, components.adapter), "cpu")
+    model = fake_model(with_vocabulary(config, components.adapter.vocab_size), "cpu")
 
     def peak(sequences: int) -> int:
         with_size = config.with_values("trainer", micro_batch_size=sequences)

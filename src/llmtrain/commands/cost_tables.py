@@ -1,11 +1,10 @@
-"""The text of `llmtrain runs cost`, and the cost of one run in a line."""
+"""The text of `llmtrain runs cost`."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from llmtrain.core.terminal import format_table
 from llmtrain.core.text import first_names, plural
-from llmtrain.plan.cost import HOW_TO_GIVE_PRICES, money, money_number
+from llmtrain.plan.cost import HOW_TO_GIVE_PRICES, money_number
 from llmtrain.plan.spending import Spending, Sum
 
 
@@ -35,16 +34,3 @@ def _table(head: str, sums: Sequence[Sum], currencies: Sequence[str]) -> str:
         hours = f"{each.gpu_hours:,.2f}" if each.gpu_hours else "-"
         rows.append([each.label, str(len(each.runs)), hours, *costs])
     return format_table(rows)
-
-
-def cost_line(gpu_hours: float | None, cost: dict[str, Any] | None) -> str | None:
-    """`0.75 GPU-hours, 1.87 USD so far, 5.20 USD at the end`; None for a run on a CPU without a price."""
-    parts = []
-    if gpu_hours is not None:
-        parts.append(f"{gpu_hours:,.2f} GPU-hours")
-    if cost is not None:
-        amount = money(cost["cost"], cost["currency"])
-        if cost["projected"] is not None:
-            amount += f" so far, {money(cost['projected'], cost['currency'])} at the end"
-        parts.append(amount)
-    return ", ".join(parts) or None

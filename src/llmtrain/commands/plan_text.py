@@ -1,9 +1,10 @@
 """The text of `llmtrain plan`."""
 
+import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from llmtrain.core.terminal import format_table
+from llmtrain.core.terminal import fit_line, format_table, stream_width
 from llmtrain.core.text import format_bytes
 from llmtrain.plan.cost import money
 from llmtrain.plan.memory_value import Memory
@@ -16,16 +17,27 @@ if TYPE_CHECKING:  # it imports torch
     from llmtrain.plan.find import Option
 
 LABEL_WIDTH = 14
+AMOUNT_WIDTH = 8
 LARGEST_PARTS = 3
 
 
-def plan_text(plan: Plan, change: "Option | None") -> str:
-    """`change`: what makes a run fit that does not."""
+def plan_values(plan: Plan, change: "Option | None", options: "Sequence[Option] | None") -> dict[str, Any]:
+    return {
+        **plan.as_dict(),
+        "change": change.as_dict() if change else None,
+        "options": None if options is None else [option.as_dict() for option in options],
+    }
+
+
+def plan_text(plan: Plan, change: "Option | None", options: "Sequence[Option] | None") -> str:
+    """`change`: what makes a run fit that does not. `options`: of --find."""
     lines = [_line("target", target_text(plan.target))]
     if plan.size is not None:
         lines.append(_line("model", f"{plan.size.parameters:,} parameters, {plan.size.trained:,} trained"))
     if plan.memory is not None:
         lines += ["", *_memory_lines(plan.memory, plan.target)]
+    if plan.token_store is not None and plan.token_store.size is not None:
+        lines.append(_amount("token store", plan.token_store.size, f"from {plan.token_store.source}"))
     if plan.time is not None:
         lines += ["", *_time_lines(plan.time)]
     lines += [*_cost_lines(plan), "", _line("verdict", f"{plan.verdict.value}: {plan.reason}")]
@@ -33,9 +45,23 @@ def plan_text(plan: Plan, change: "Option | None") -> str:
         lines.append(_line("remedy", f"{change.arguments} ({_need(change.plan)})"))
     elif plan.verdict is Verdict.DOES_NOT_FIT and plan.memory and plan.memory.is_from_formula:
         lines.append(_line("remedy", "run llmtrain plan where torch is installed: it finds settings that fit"))
-    elif plan.verdict is Verdict.DOES_NOT_FIT:
+    elif plan.verdict is Verdict.DOES_NOT_FIT and options is None:
         lines.append(_line("remedy", "no setting makes it fit; use more GPUs, more memory or a smaller model"))
-    return "\n".join(lines)
+    text = "\n".join(_fit(line) for line in lines)
+    if options is None:
+        return text
+    return f"{text}\n\n{options_text(options, plan.verdict is not Verdict.UNKNOWN)}"
+
+
+def _fit(line: str) -> str:
+    """In a terminal, wrapped below its text; elsewhere, and what is meant to be copied, as it is."""
+    width = stream_width(sys.stdout)
+    if width is None or line.startswith("remedy"):
+        return line
+    indent = LABEL_WIDTH
+    if line.startswith("  "):
+        indent += 2 + AMOUNT_WIDTH + 2
+    return fit_line(line, width, indent)
 
 
 def target_text(target: Target) -> str:
@@ -63,8 +89,7 @@ def _memory_lines(memory: Memory, target: Target) -> Iterator[str]:
     if memory.activations is None:
         yield f"  {'activations':{LABEL_WIDTH}}unknown: {memory.unknown['activations']}"
     else:
-        largest = [f"{name} {format_bytes(size)}" for name, size in list(memory.parts.items())[:LARGEST_PARTS]]
-        yield _amount("activations", memory.activations, ", ".join(largest))
+        yield _amount("activations", memory.activations, _largest_parts(memory))
     if memory.peak is not None and memory.needed is not None:
         yield _amount("peak", memory.peak, _peak_source(memory))
         if target.device == "cuda":
@@ -76,19 +101,23 @@ def _memory_lines(memory: Memory, target: Target) -> Iterator[str]:
     yield f"  {'disk':{LABEL_WIDTH}}{format_bytes(memory.checkpoint)} per checkpoint{whole}"
 
 
+def _largest_parts(memory: Memory) -> str:
+    largest = [f"{name} {format_bytes(size)}" for name, size in list(memory.parts.items())[:LARGEST_PARTS]]
+    text = ", ".join(largest)
+    if memory.activations is not None and sum(memory.parts.values()) > memory.activations:
+        return f"at the peak, before all gradients exist: {text}"
+    return text
+
+
 def _peak_source(memory: Memory) -> str:
-    if memory.measured_by is None:
-        source = "from a formula, " if memory.is_from_formula else ""
-        return f"{source}±{memory.uncertainty * 100:.0f} %"
-    source = f"measured by run {memory.measured_by}"
-    if memory.predicted_peak is None:
-        return source
+    if memory.measured_by is None or memory.predicted_peak is None:
+        return memory.peak_source
     difference = memory.predicted_peak / (memory.peak or 1) - 1
-    return f"{source}; predicted {format_bytes(memory.predicted_peak)}, {100 * difference:+.0f} %"
+    return f"{memory.peak_source}; predicted {format_bytes(memory.predicted_peak)}, {100 * difference:+.0f} %"
 
 
 def _amount(label: str, size: int, note: str = "") -> str:
-    return f"  {label:{LABEL_WIDTH}}{format_bytes(size):>8}{f'  {note}' if note else ''}".rstrip()
+    return f"  {label:{LABEL_WIDTH}}{format_bytes(size):>{AMOUNT_WIDTH}}{f'  {note}' if note else ''}".rstrip()
 
 
 def _time_lines(time: TimeEstimate) -> Iterator[str]:
@@ -132,8 +161,9 @@ def options_text(options: Sequence["Option"], is_known: bool = True) -> str:
         return "No setting is known to fit: what the run needs, or the memory of the target, is not known."
     if not options:
         return "Nothing fits: use more memory or more GPUs, or a smaller model."
-    rows = [["needs", "tokens/s", "time", "GPU-hours", "cost", "settings"]]
-    for option in options:
+    rows = [["", "needs", "tokens/s", "time", "GPU-hours", "cost"]]
+    settings = []
+    for number, option in enumerate(options, start=1):
         time = option.plan.time
         cost = option.plan.cost
         speed = duration = hours = price = "-"
@@ -146,5 +176,6 @@ def options_text(options: Sequence["Option"], is_known: bool = True) -> str:
         if cost is not None and cost.cost is not None and cost.currency is not None:
             price = money(cost.cost, cost.currency)
         needed = option.plan.memory.needed if option.plan.memory else None
-        rows.append([format_bytes(needed or 0), speed, duration, hours, price, option.arguments])
-    return format_table(rows)
+        rows.append([str(number), format_bytes(needed or 0), speed, duration, hours, price])
+        settings.append(f"{number:{len(str(len(options)))}}  {option.arguments}")
+    return "\n".join([format_table(rows), "", *settings])  # below the table, so that they are never cut

@@ -5,18 +5,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from llmtrain.commands.cost_tables import cost_line
 from llmtrain.commands.options import DEFAULT_ROOT
 from llmtrain.commands.run_tables import count_text, loss_text, plain
-from llmtrain.core.text import first_names, plural
+from llmtrain.core.text import first_names, format_bytes, plural
+from llmtrain.plan.cost import RunCost, cost_text
+from llmtrain.plan.prediction import Prediction, Usage, beside
 from llmtrain.runs.listing import age_of
+from llmtrain.runs.progress_lines import duration_text
 
 Row = dict[str, Any]
 LABEL_WIDTH = 12
 
 
-def summary_lines(value: Row) -> list[str]:
-    """`value`: of runs.listing.describe, with `gpu_hours` and `cost`."""
+def summary_lines(value: Row, cost: RunCost | None, predicted: Prediction | None, usage: Usage) -> list[str]:
+    """`value`: of runs.listing.describe, with `gpu_hours`."""
     facts = {
         "run": _run(value),
         "status": value["status"],
@@ -27,7 +29,9 @@ def summary_lines(value: Row) -> list[str]:
         "data": value["dataset"],
         "trainer": _trainer(value),
         "speed": _speed(value),
-        "cost": cost_line(value["gpu_hours"], value["cost"]),
+        "memory": _memory(predicted, usage),
+        "time": _time(predicted, usage),
+        "cost": cost_text(value["gpu_hours"], cost),
         "started": _started(value),
         "last written": value["last_written"],
         "checkpoints": first_names(value["checkpoints"][::-1], 4) or None,
@@ -90,6 +94,21 @@ def _speed(value: Row) -> str | None:
     if isinstance(world_size, int):
         speed += f", {plural(world_size, 'process')}"
     return speed
+
+
+def _memory(predicted: Prediction | None, usage: Usage) -> str | None:
+    """`23.3 GB, predicted 24.1 GB (+3 %) from a formula, ±25 %`"""
+    if predicted is None or predicted.peak_memory_bytes is None:
+        return beside(usage.peak_memory_bytes, None, format_bytes)
+    shown = beside(usage.peak_memory_bytes, predicted.peak_memory_bytes, format_bytes)
+    return f"{shown} {predicted.memory_source}"
+
+
+def _time(predicted: Prediction | None, usage: Usage) -> str | None:
+    """`0:10:12, predicted 0:11:00 (+8 %) from FLOPs, ±40 %`: of the whole run."""
+    if predicted is None or predicted.seconds is None:
+        return beside(usage.seconds, None, duration_text)
+    return f"{beside(usage.seconds, predicted.seconds, duration_text)} {predicted.time_source}"
 
 
 def _started(value: Row) -> str | None:

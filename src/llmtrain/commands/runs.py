@@ -57,6 +57,7 @@ def show_command(
     from llmtrain.commands.run_summary import summary_lines
     from llmtrain.commands.run_tables import description_lines, run_table
     from llmtrain.plan.cost import cost_of_run
+    from llmtrain.plan.prediction import recorded_prediction, usage_of
     from llmtrain.runs.directory import find_run
     from llmtrain.runs.listing import describe, summarize
     from llmtrain.runs.view import RunView
@@ -75,8 +76,11 @@ def show_command(
     value = describe(view)
     cost = cost_of_run(view)
     config = value.pop("config")  # long: it stays at the end
-    value |= {"gpu_hours": view.gpu_hours, "cost": cost.as_dict() if cost else None, "config": config}
-    lines = description_lines(value) if all_ else summary_lines(value)
+    predicted = recorded_prediction(view)
+    usage = usage_of(view)
+    value |= {"gpu_hours": view.gpu_hours, "cost": cost.as_dict() if cost else None}
+    value |= {"predicted": predicted.as_dict() if predicted else None, "usage": usage.as_dict(), "config": config}
+    lines = description_lines(value) if all_ else summary_lines(value, cost, predicted, usage)
     show(json_, value, "\n".join(lines))
 
 

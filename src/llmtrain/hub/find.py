@@ -17,6 +17,8 @@ OTHER_FORMATS = ("original/*", "onnx/*", "consolidated*.safetensors")  # the sam
 # Of a downloaded directory that was uploaded; they would be mistaken for markers of this download.
 MARKERS = (".llmtrain-fetch*", ".cache/*")
 
+ANSWER_SEC = 5.0
+
 _ID = re.compile(r"(?!.*(?:--|\.\.))(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9_](?:[\w.-]{0,94}\w)?", re.ASCII)
 
 
@@ -64,10 +66,13 @@ def find_model_config(path: str, revision: str | None, local_files_only: bool, f
     except LlmtrainError:
         if local_files_only or is_offline():
             raise
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
+    name = "config.json"
     try:
-        return Path(hf_hub_download(path, "config.json", revision=revision, token=hub_token())).parent
+        # Asked once first: without a network the download is tried again for half a minute.
+        get_hf_file_metadata(hf_hub_url(path, name, revision=revision), token=hub_token(), timeout=ANSWER_SEC)
+        return Path(hf_hub_download(path, name, revision=revision, token=hub_token())).parent
     except Exception as problem:
         remedy = (
             f"On a machine with network access, run `llmtrain fetch-model {path} --to DIR`, then set {field} to DIR."

@@ -7,5 +7,6 @@ why/     `llmtrain why`: causes.py lists the causes; exit codes and OOMKilled ar
 logs/    merged_logs.py: the logs of all pods in one stream
 fetch/   fetch_run.py: downloading through a reader pod
 exec/    run_in_pods.py: `push` and `exec`
-start.py launches again, recover.py replaces pods, token_secret.py creates the Secret of a Hugging Face token.
+start.py launches again, recover.py replaces pods, token_secret.py creates the Secret of a Hugging Face token. probe.py
+is `plan --probe` in a pod.
 """

@@ -46,6 +46,10 @@ _FILE_FIELDS = (
     "cost",
     "cost_projected",
     "currency",
+    "peak_memory_bytes",
+    "predicted_memory_bytes",
+    "total_seconds",
+    "predicted_seconds",
 )
 """Of a row: known from the files of a run only."""
 

@@ -1,11 +1,12 @@
 """A report as Markdown with SVG curves, for a README or a model card."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from llmtrain.core.svg import Curve, curve_svg
+from llmtrain.core.text import format_bytes
 from llmtrain.plan.cost import money
 
 Values = dict[str, Any]
@@ -38,7 +39,8 @@ def fact_table(run: Values) -> list[tuple[str, str]]:
         ("MFU", _number(row["mfu"], ".1%")),
         ("Processes", str(row["processes"])),
         ("Restarts", str(row["restarts"])),
-        ("Duration", _duration(run["seconds"])),
+        ("Duration", _beside(run["seconds"], row["predicted_seconds"], _duration)),
+        ("Peak memory", _beside(row["peak_memory_bytes"], row["predicted_memory_bytes"], format_bytes)),
         ("GPU-hours", _number(row["gpu_hours"], ",.1f")),
         ("Cost", None if row["cost"] is None else money(row["cost"], row["currency"])),
     ]
@@ -146,9 +148,14 @@ def _number(value: float | None, style: str) -> str | None:
     return None if value is None else format(value, style)
 
 
-def _duration(seconds: float | None) -> str | None:
-    if seconds is None:
+def _beside(actual: float | None, predicted: float | None, text: Callable[[float], str]) -> str | None:
+    """`23.3 GB (predicted 24.1 GB)`"""
+    if actual is None:
         return None
+    return text(actual) if predicted is None else f"{text(actual)} (predicted {text(predicted)})"
+
+
+def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes = int(seconds // 60)

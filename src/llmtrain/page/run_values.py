@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmtrain.plan.cost import cost_of_run
+from llmtrain.plan.prediction import recorded_prediction, usage_of
 from llmtrain.runs.explain import HEALTHY, Why, explain_local, last_report
 from llmtrain.runs.json_values import dictionary, epoch, finite, integer, short_text
 from llmtrain.runs.state import RunState, state_after
@@ -35,6 +36,7 @@ def run_row(view: RunView) -> Values:
         "restarts": max(0, integer(view.last_start.get("generation")) - 1),
         "gpu_hours": view.gpu_hours,
         **_cost(view),
+        **_predicted(view),
         "seconds": view.seconds,
         **_setting(view),
         "started": epoch(view.meta.get("started_at")),
@@ -49,6 +51,21 @@ def _cost(view: RunView) -> Values:
         return {"cost": None, "cost_projected": None, "currency": None}
     projected = None if found.projected is None else round(found.projected, 2)
     return {"cost": round(found.cost, 2), "cost_projected": projected, "currency": found.currency}
+
+
+def _predicted(view: RunView) -> Values:
+    """Memory and time of the whole run, predicted when it started, beside what it needs. Rounded as in _cost."""
+    predicted = recorded_prediction(view)
+    usage = usage_of(view)
+    values: Values = {"peak_memory_bytes": usage.peak_memory_bytes, "total_seconds": None}
+    values |= {"predicted_memory_bytes": None, "predicted_seconds": None}
+    if usage.seconds is not None:
+        values["total_seconds"] = round(usage.seconds)
+    if predicted is not None:
+        values["predicted_memory_bytes"] = predicted.peak_memory_bytes
+        if predicted.seconds is not None:
+            values["predicted_seconds"] = round(predicted.seconds)
+    return values
 
 
 def _setting(view: RunView) -> Values:

@@ -7,5 +7,6 @@ CUDA's kernels, such as attention, save (cuda_kernels.py), or compiled blocks (c
 equal_blocks.py traces a few of many equal blocks, and memory_value.py adds up.
 formula.py is the estimate without torch, micro_batch.py the check before training on a CPU.
 Time and cost: time.py, from the finished runs of history.py or from FLOPs; cost.py; spending.py, what runs have cost.
+prediction.py is what a run records of its plan when it starts. token_store.py: the tokenized data on disk.
 find.py looks for settings that fit, and probe.py measures a few real steps.
 """

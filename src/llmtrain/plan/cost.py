@@ -126,7 +126,7 @@ def cost_of_run(view: RunView, prices: PricesSection | None = None) -> RunCost |
     if not starts or len(rates) < len(starts):
         return None
     total = sum(hours * rate.per_hour for (_, hours, _), rate in zip(starts, rates, strict=True))
-    left = _seconds_left(view)
+    left = seconds_left(view)
     projected = None
     if left is not None:
         processes = integer(view.last_start.get("world_size")) or 1
@@ -160,7 +160,8 @@ def _rates_of_starts(view: RunView, prices: PricesSection) -> list[Rate | None]:
     return rates
 
 
-def _seconds_left(view: RunView) -> float | None:
+def seconds_left(view: RunView) -> float | None:
+    """Until the last step, at the current speed; None for a run that is not running."""
     if view.state != RunState.RUNNING:
         return None
     return finite(view.last_rows[0].get("train/seconds_left"))
@@ -184,6 +185,19 @@ def read_prices(path: str) -> PricesSection:
             remedy="Write them as in a config, such as `plan: {prices: {gpu_hour: {h100-80g: 2.5}}}`.",
         )
     return prices
+
+
+def cost_text(gpu_hours: float | None, cost: RunCost | None) -> str | None:
+    """`0.75 GPU-hours, 1.87 USD so far, 5.20 USD at the end`; None for a run on a CPU without a price."""
+    parts = []
+    if gpu_hours is not None:
+        parts.append(f"{gpu_hours:,.2f} GPU-hours")
+    if cost is not None:
+        amount = money(cost.cost, cost.currency)
+        if cost.projected is not None:
+            amount += f" so far, {money(cost.projected, cost.currency)} at the end"
+        parts.append(amount)
+    return ", ".join(parts) or None
 
 
 def money(amount: float, currency: str) -> str:

@@ -103,7 +103,9 @@ def _described(
     attention: str | None,
 ) -> FakeModel:
     layers = max(1, len(adapter.blocks(module)))
-    size = ModelSize(parameter_count(module), trainable_count(module), adapter.flops_per_token(module), layers)
+    size = ModelSize(
+        parameter_count(module), trainable_count(module), adapter.flops_per_token(module), layers, adapter.vocab_size
+    )
     matrices = sum(parameter.numel() for parameter in block_matrices(adapter, module).values())
     section = adapter.config
     if isinstance(section, HfCausalLmSection):

@@ -7,6 +7,7 @@ compare it with the traced step.
 
 from llmtrain.config.model import HfCausalLmSection
 from llmtrain.config.schema import Config
+from llmtrain.models.sizes import CHUNK_ELEMENTS, LARGE_CHUNK_ELEMENTS, TRAINED_CHUNK_ELEMENTS
 from llmtrain.plan.memory_value import Memory, StepMemory, has_all_gradients, is_sharded, memory_of
 from llmtrain.plan.model_shapes import model_shapes
 from llmtrain.plan.shapes import CannotTell, ModelShapes, StepShapes
@@ -15,10 +16,6 @@ from llmtrain.plan.target import ModelSize, Target
 __all__ = ["FORMULA_UNCERTAINTY", "CannotTell", "estimate_by_formula"]
 
 FORMULA_UNCERTAINTY = 0.25
-# Logits per chunk, as in models/losses.py, which imports torch.
-CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
-LARGE_CHUNK_ELEMENTS = 1 << 28
-TRAINED_CHUNK_ELEMENTS = 1 << 29
 PLAIN_LOGIT_BYTES = 12
 """Per logit that is not computed in chunks: float32 logits, their logarithms, and the gradient."""
 CHUNK_LOGIT_BYTES = {"cuda": {2: 19, 4: 17}, "cpu": {2: 12, 4: 8}}

@@ -14,7 +14,9 @@ from llmtrain.errors import LlmtrainError
 from llmtrain.hub.find import find_model_config
 from llmtrain.plan.memory_value import LOGIT_CAPS, QUANTIZED_BYTES, WeightSizes
 from llmtrain.plan.shapes import CannotTell, ModelShapes, StepShapes
+from llmtrain.plan.states import factored_numbers
 from llmtrain.plan.target import ModelSize
+from llmtrain.runs.json_values import integer
 
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 """model_type in config.json of architectures whose blocks compute the same as Llama's."""
@@ -52,7 +54,11 @@ def read_hf_shapes(config: Config, section: HfCausalLmSection) -> ModelShapes:
     return ModelShapes(
         weights=weights,
         size=ModelSize(
-            weights.parameters, trained, _flops(config, weights.parameters, trained, values, shapes), len(blocks) or 1
+            parameters=weights.parameters,
+            trained=trained,
+            flops_per_token=_flops(config, weights.parameters, trained, values, shapes),
+            layers=len(blocks) or 1,
+            vocab_size=integer(values.get("vocab_size")) or None,
         ),
         step=_step(values, shapes, blocks, adapters),
         step_unknown=f"the activations of model_type {values.get('model_type')} are not in the formula",
@@ -180,6 +186,7 @@ def _weight_sizes(
             outside=base - sum(in_blocks),
             largest_block=max(in_blocks, default=0),
             largest_trained_block=max(in_blocks, default=0),
+            factored=factored_numbers(shapes.values()),
         )
     # Frozen weights are stored in the data type in which they are used.
     frozen = 2 if section.dtype == "bfloat16" or config.trainer.precision == "bf16" else 4
@@ -199,6 +206,7 @@ def _weight_sizes(
         outside=base - sum(in_blocks),
         largest_block=max(in_blocks, default=0) + per_block,
         largest_trained_block=per_block,
+        factored=sum(sum(shapes[name]) + 2 * section.lora.rank for name in adapters),
     )
 
 

@@ -6,7 +6,6 @@ is found by running the real step on fake tensors (trace.py) with what CUDA's ke
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 
 import torch
 
@@ -16,27 +15,25 @@ from llmtrain.core.text import one_line
 from llmtrain.errors import LlmtrainError
 from llmtrain.models.base import block_matrices
 from llmtrain.models.device_precision import autocast_for
-from llmtrain.models.losses import CHUNK_ELEMENTS, ChunkedLoss
+from llmtrain.models.losses import ChunkedLoss
+from llmtrain.models.sizes import CHUNK_ELEMENTS
 from llmtrain.models.target_device import planned_for
 from llmtrain.plan.compiled_blocks import plan_compiled_blocks
 from llmtrain.plan.cuda_kernels import CudaKernels
 from llmtrain.plan.equal_blocks import TRACED, equal_blocks, extrapolated, only_first, phases_of
 from llmtrain.plan.fake_model import FakeModel
-from llmtrain.plan.history import PastRun
 from llmtrain.plan.memory_value import (
     Memory,
     StepMemory,
     WeightSizes,
-    gpu_overhead,
     has_all_gradients,
     is_sharded,
     memory_of,
 )
+from llmtrain.plan.states import factored_numbers
 from llmtrain.plan.target import Target
 from llmtrain.plan.trace import BACKWARD, GRADIENTS, MemoryTracker, Trace, extended, naming_parts
 
-MEASURED_UNCERTAINTY = 0.03
-"""Of a peak that a run of the same shape had."""
 TRACED_CHUNKS = 512
 """Chunks of the loss in the largest micro-batch that is traced."""
 EAGER_UNCERTAINTY = 0.05
@@ -81,21 +78,7 @@ def _weight_sizes(model: FakeModel) -> WeightSizes:
         outside=model.size.parameters - sum(in_blocks),
         largest_block=max(in_blocks, default=0),
         largest_trained_block=max(trained, default=0),
-    )
-
-
-def with_measured_peak(memory: Memory, run: PastRun, target: Target) -> Memory:
-    """The memory with the peak of a finished run of the same shape on the same device."""
-    peak = run.peak_memory_bytes
-    assert peak is not None
-    return replace(
-        memory,
-        peak=peak,
-        overhead=gpu_overhead(peak, target) if target.device == "cuda" else 0,
-        uncertainty=MEASURED_UNCERTAINTY,
-        unknown={name: why for name, why in memory.unknown.items() if name != "peak"},
-        predicted_peak=memory.peak,
-        measured_by=run.run_id,
+        factored=factored_numbers(tuple(parameter.shape) for parameter in model.trained),
     )
 
 

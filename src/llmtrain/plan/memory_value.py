@@ -1,7 +1,7 @@
 """The memory of one process as a value: the sizes of its weights and what a step needs beside them, added up. Without
 torch."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from llmtrain.config.model import HfCausalLmSection
@@ -34,6 +34,8 @@ HEAP_FACTOR = 1.15
 x86_64: 1.04 to 1.25 for nine shapes of GPTs, and 1.8 for one with checkpointing of activations."""
 HF_LIBRARIES = 200 * MB
 """transformers and peft, in addition."""
+MEASURED_UNCERTAINTY = 0.03
+"""Of a peak that a run of the same shape had."""
 MUON_TEMPORARIES = 6
 """Intermediate results of an orthogonalization, each as large as its batch of matrices."""
 MUON_BATCH = 1 << 26
@@ -51,7 +53,8 @@ class Memory:
     activations: int | None
     """What a step needs in addition at its peak."""
     parts: dict[str, int]
-    """Where the activations are: by the part of a block, the largest first."""
+    """Where the activations are: by the part of a block, the largest first. With one micro-batch per step not all
+    gradients exist at the peak, and the parts take some of their place: they add up to more than `activations`."""
     peak: int | None
     """What torch.cuda.max_memory_allocated will report; on a CPU, the peak of the process."""
     overhead: int
@@ -81,6 +84,14 @@ class Memory:
         """Without activations."""
         return self.weights + self.gradients + self.optimizer + self.gathered
 
+    @property
+    def peak_source(self) -> str:
+        """`from a formula, ±25 %`"""
+        if self.measured_by is not None:
+            return f"measured by run {self.measured_by}"
+        source = "from a formula, " if self.is_from_formula else ""
+        return f"{source}±{self.uncertainty * 100:.0f} %"
+
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "needed": self.needed}
 
@@ -102,6 +113,8 @@ class WeightSizes:
     """Outside of transformer blocks: embeddings, output layer, last norm."""
     largest_block: int
     largest_trained_block: int
+    factored: int
+    """Numbers that adafactor keeps of the trained weights."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +134,9 @@ def memory_of(
     """`saves`: checkpoints that the run writes, for trainer.keep_checkpoints `all`."""
     trainer = config.trainer
     shards = target.world_size if is_sharded(config, target) else 1
-    averages = optimizer_bytes(trainer.optimizer, weights.trained_bytes, weights.matrices, weights.bytes_per_trained)
+    averages = optimizer_bytes(
+        trainer.optimizer, weights.trained_bytes, weights.matrices, weights.bytes_per_trained, weights.factored
+    )
     stored = weights.weight_bytes // shards
     gradients = weights.trained_bytes * (1 + _branches(config, target)) // shards
     optimizer = averages // shards
@@ -148,6 +163,19 @@ def memory_of(
         uncertainty=step.uncertainty,
         unknown=step.unknown,
         is_from_formula=step.is_from_formula,
+    )
+
+
+def with_measured_peak(memory: Memory, peak: int, run_id: str, target: Target) -> Memory:
+    """The memory with the peak of a finished run of the same shape on the same device."""
+    return replace(
+        memory,
+        peak=peak,
+        overhead=gpu_overhead(peak, target) if target.device == "cuda" else 0,
+        uncertainty=MEASURED_UNCERTAINTY,
+        unknown={name: why for name, why in memory.unknown.items() if name != "peak"},
+        predicted_peak=memory.peak,
+        measured_by=run_id,
     )
 
 

@@ -7,15 +7,17 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.config.data import ExampleBatchesSection
+from llmtrain.config.model import HfCausalLmSection
 from llmtrain.config.schema import Config
 from llmtrain.distributed.batch_split import micro_batches_in_step
 from llmtrain.errors import ExitCode, LlmtrainError
 from llmtrain.plan.cost import CostEstimate, estimate_cost, node_type_of
 from llmtrain.plan.formula import CannotTell, estimate_by_formula
 from llmtrain.plan.history import PastRun
-from llmtrain.plan.memory_value import Memory
+from llmtrain.plan.memory_value import Memory, with_measured_peak
 from llmtrain.plan.target import ModelSize, Target
 from llmtrain.plan.time import TimeEstimate, estimate_time, find_match, save_count
+from llmtrain.plan.token_store import TokenStoreSize, token_store_size
 
 if TYPE_CHECKING:  # they import torch
     from llmtrain.plan.fake_model import FakeModel
@@ -46,6 +48,8 @@ class Plan:
     memory: Memory | None
     time: TimeEstimate | None
     cost: CostEstimate | None
+    token_store: TokenStoreSize | None = None
+    """Tokenized data on the disk of data.cache_dir."""
     problem: LlmtrainError | None = None
     """Why the model cannot be built: an error of the config."""
 
@@ -60,6 +64,7 @@ class Plan:
             "memory": self.memory.as_dict() if self.memory else None,
             "time": self.time.as_dict() if self.time else None,
             "cost": asdict(self.cost) if self.cost else None,
+            "token_store": self.token_store.as_dict() if self.token_store else None,
         }
 
 
@@ -79,13 +84,17 @@ def make_plan(config: Config, target: Target, history: Sequence[PastRun] = ()) -
 
 
 def plan_model(config: Config, model: "FakeModel", target: Target, history: Sequence[PastRun] = ()) -> Plan:
-    from llmtrain.plan.memory import estimate_memory, with_measured_peak
+    from llmtrain.plan.memory import estimate_memory
 
     memory = estimate_memory(config, model, target, _saves(config))
-    match = find_match(config, target, model.size, history)
-    if match is not None and match.is_same(target) and match.run.peak_memory_bytes is not None:
-        memory = with_measured_peak(memory, match.run, target)
-    return _judged(config, target, model.size, memory, history)
+    return _with_time(config, target, model.size, memory, history)
+
+
+def with_vocabulary(config: Config, vocab_size: int) -> Config:
+    """The config with the size of the vocabulary where that may depend on the data."""
+    if isinstance(config.model, HfCausalLmSection):
+        return config  # it has its own
+    return config.with_values("model", vocab_size=vocab_size)
 
 
 def plan_by_formula(config: Config, target: Target, history: Sequence[PastRun] = ()) -> Plan:
@@ -94,7 +103,7 @@ def plan_by_formula(config: Config, target: Target, history: Sequence[PastRun] =
         size, memory = estimate_by_formula(config, target, _saves(config))
     except CannotTell as problem:
         return _without_model(target, f"the formula cannot tell: {problem}")
-    return _judged(config, target, size, memory, history)
+    return _with_time(config, target, size, memory, history)
 
 
 def _saves(config: Config) -> int | None:
@@ -102,13 +111,17 @@ def _saves(config: Config) -> int | None:
     return None if steps is None else save_count(config.trainer, steps)
 
 
-def _judged(config: Config, target: Target, size: ModelSize, memory: Memory, history: Sequence[PastRun]) -> Plan:
+def _with_time(config: Config, target: Target, size: ModelSize, memory: Memory, history: Sequence[PastRun]) -> Plan:
+    match = find_match(config, target, size, history)
+    if match is not None and match.is_same(target) and match.run.peak_memory_bytes is not None:
+        memory = with_measured_peak(memory, match.run.peak_memory_bytes, match.run.run_id, target)
     steps = planned_steps(config)
-    time = estimate_time(config, target, size, tokens_per_step(config, target), steps, history)
+    time = estimate_time(config, target, size, tokens_per_step(config, target), steps, match)
     node_type = node_type_of(config.launch.node_selector)
     cost = estimate_cost(config.plan.prices, target, time.total_seconds, node_type)
     verdict, reason = judge(memory, target)
-    return Plan(target, verdict, reason, size, memory, time, cost)
+    store = token_store_size(config.data, size.vocab_size)
+    return Plan(target, verdict, reason, size, memory, time, cost, store)
 
 
 def judge(memory: Memory, target: Target) -> tuple[Verdict, str]:
@@ -133,7 +146,7 @@ def judge(memory: Memory, target: Target) -> tuple[Verdict, str]:
 
 
 def _without_model(target: Target, reason: str, problem: LlmtrainError | None = None) -> Plan:
-    return Plan(target, Verdict.UNKNOWN, reason, None, None, None, None, problem)
+    return Plan(target, Verdict.UNKNOWN, reason, None, None, None, None, None, problem)
 
 
 def planned_steps(config: Config) -> int | None:

@@ -15,6 +15,8 @@ class Target:
     """None on a CPU, and for a GPU of which only the memory is known."""
     nodes: int = 1
     processes_per_node: int = 1
+    cpu: tuple[str, int] | None = None
+    """Name of the CPU and threads per process, of a target without GPUs. None: those of this machine."""
 
     @property
     def world_size(self) -> int:
@@ -31,3 +33,5 @@ class ModelSize:
     """Forward and backward pass."""
     layers: int = 1
     """A model without transformer blocks counts as one."""
+    vocab_size: int | None = None
+    """Without padding. None: unknown."""

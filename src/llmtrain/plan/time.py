@@ -109,12 +109,10 @@ def estimate_time(
     size: ModelSize,
     tokens_per_step: float | None,
     steps: int | None,
-    history: Sequence[PastRun] = (),
+    match: Match | None = None,
 ) -> TimeEstimate:
-    """`tokens_per_step`: of all processes, without padding. `history`: see past_runs."""
+    """`tokens_per_step`: of all processes, without padding. `match`: see find_match."""
     trainer = config.trainer
-    threads = _threads(config.run.threads, target)
-    match = find_match(config, target, size, history)
     if match:
         speed = _speed_of(match)
     else:
@@ -122,6 +120,7 @@ def estimate_time(
         shape = shape_of(config.as_dict(), target.world_size)
         tokens = tokens_per_step or shape.micro_batch_size * shape.micro_batches * config.model.block_size
         layers_per_step = size.layers * max(1.0, shape.micro_batches / target.world_size)
+        _, threads = _cpu(config, target)
         speed = _speed_from_flops(trainer, target, size, tokens, layers_per_step, threads)
     rate = speed.tokens_per_second
     per_step = tokens_per_step / rate if rate and tokens_per_step else None
@@ -154,8 +153,7 @@ def estimate_time(
 def find_match(config: Config, target: Target, size: ModelSize, history: Sequence[PastRun]) -> Match | None:
     """The finished run that says most about this one."""
     shape = shape_of(config.as_dict(), target.world_size)
-    threads = _threads(config.run.threads, target)
-    return nearest_run(history, shape, target, size, (cpu_name(), threads))
+    return nearest_run(history, shape, target, size, _cpu(config, target))
 
 
 def _unknown(estimate: TimeEstimate) -> dict[str, str]:
@@ -181,9 +179,12 @@ def _unknown(estimate: TimeEstimate) -> dict[str, str]:
     return {name: why for name, why in reasons.items() if getattr(estimate, name) is None}
 
 
-def _threads(configured: int | None, target: Target) -> int:
-    """CPU threads per process, as training chooses them on this machine."""
-    return configured or omp_threads(os.environ) or max(1, usable_cores() // target.processes_per_node)
+def _cpu(config: Config, target: Target) -> tuple[str, int]:
+    """Name of the CPU, and threads per process as training chooses them on this machine."""
+    if target.cpu is not None:
+        return target.cpu
+    threads = config.run.threads or omp_threads(os.environ) or max(1, usable_cores() // target.processes_per_node)
+    return cpu_name(), threads
 
 
 def _speed_of(match: Match) -> _Speed:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmtrain.core.logs import log, split_line
+from llmtrain.core.text import format_bytes
 
 _TAGS = ("TRAIN", "EVAL", "EPOCH", "DONE")
 # Repetitions are bounded, because a log may contain anything that slows a regular expression down.
@@ -23,6 +24,9 @@ _LOSS = re.compile(rf"(?:^|\| )loss {_NUMBER}")
 _VAL_LOSS = re.compile(rf"\bval loss {_NUMBER}")
 _RATE = re.compile(rf"{_NUMBER} tok/s")
 _LEFT = re.compile(r"\| ([^|]+) left$")
+_DURATION = re.compile(r"(?:(\d{1,9}) days?, )?(\d{1,2}):(\d\d):(\d\d)")
+_PEAK = re.compile(r"\| peak ([\d.]{1,6}) ([kMGT]?)B\b")
+_UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _DONE = re.compile(r"^(\d{1,15}) steps?, train loss|is finished already, at step (\d{1,15})")
 _RESUMED = re.compile(r"resumed from \S*step_(\d{1,15})$")
 
@@ -42,6 +46,9 @@ class ProgressLine:
     val_loss: float | None = None
     tokens_per_second: float | None = None
     time_left: str | None = None
+    seconds_left: float | None = None
+    peak_memory_bytes: float | None = None
+    """Of a GPU."""
 
 
 def log_step(step: int, max_steps: int, metrics: Mapping[str, float]) -> None:
@@ -50,6 +57,8 @@ def log_step(step: int, max_steps: int, metrics: Mapping[str, float]) -> None:
         parts.append(f"{metrics['train/tokens_per_second']:,.0f} tok/s")
     if "train/mfu" in metrics:
         parts.append(f"mfu {metrics['train/mfu']:.1%}")
+    if "train/peak_memory_bytes" in metrics:
+        parts.append(f"peak {format_bytes(metrics['train/peak_memory_bytes'])}")
     if "train/seconds_left" in metrics:
         parts.append(f"{duration_text(metrics['train/seconds_left'])} left")
     log("TRAIN", " | ".join(parts), fields={"step": step, "max_steps": max_steps, **metrics})
@@ -104,6 +113,15 @@ def duration_text(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
+def _seconds_of(text: str) -> float | None:
+    """The inverse of duration_text; None for other texts."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
 def read_progress_line(line: str) -> ProgressLine | None:
     """None for any other line."""
     tag, text = split_line(line)
@@ -132,6 +150,8 @@ def _from_fields(tag: str, fields: dict[str, Any]) -> ProgressLine | None:
     time_left = None
     if isinstance(seconds, int | float) and 0 <= seconds < _MAX_SECONDS_LEFT:
         time_left = duration_text(seconds)
+    else:
+        seconds = None
     return ProgressLine(
         "step",
         step,
@@ -139,6 +159,8 @@ def _from_fields(tag: str, fields: dict[str, Any]) -> ProgressLine | None:
         loss=_rounded(fields.get("train/loss"), 4),
         tokens_per_second=_rounded(fields.get("train/tokens_per_second"), 0),
         time_left=time_left,
+        seconds_left=_rounded(seconds, 0),  # as precise as a tagged line
+        peak_memory_bytes=_rounded(fields.get("train/peak_memory_bytes"), 0),
     )
 
 
@@ -161,6 +183,7 @@ def _from_text(tag: str, text: str) -> ProgressLine | None:
     if tag != "TRAIN":
         return ProgressLine("evaluation", step, max_steps, val_loss=_number(_VAL_LOSS, text))
     left = _LEFT.search(text)
+    peak = _PEAK.search(text)
     return ProgressLine(
         "step",
         step,
@@ -168,7 +191,16 @@ def _from_text(tag: str, text: str) -> ProgressLine | None:
         loss=_number(_LOSS, text),
         tokens_per_second=_number(_RATE, text),
         time_left=left[1] if left else None,
+        seconds_left=_seconds_of(left[1]) if left else None,
+        peak_memory_bytes=_bytes(peak[1], peak[2]) if peak else None,
     )
+
+
+def _bytes(number: str, unit: str) -> float | None:
+    try:
+        return float(number) * _UNITS[unit]
+    except ValueError:  # 1.2.3
+        return None
 
 
 def _number(pattern: re.Pattern[str], text: str) -> float | None:

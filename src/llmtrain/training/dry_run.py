@@ -1,6 +1,6 @@
 """`llmtrain train --dry-run`: does the model fit, and how large is it?"""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,17 +15,15 @@ from llmtrain.distributed.process_info import ProcessInfo
 from llmtrain.distributed.world import World, check_strategy, current_process_info, pick_device
 from llmtrain.models.base import ModelAdapter, block_matrices, parameter_count, trainable_count
 from llmtrain.models.device_precision import autocast_for
+from llmtrain.plan.plan import Plan, make_plan, with_vocabulary
 from llmtrain.plan.states import training_bytes
 from llmtrain.plan.target import Target
 from llmtrain.training.components import build_components
-from llmtrain.training.memory_errors import explained, with_vocabulary
+from llmtrain.training.memory_errors import explained
 from llmtrain.training.model_handle import checkpoint_activations
 from llmtrain.training.schedule import max_steps_of, warn_if_short
 from llmtrain.training.throughput import peak_memory_bytes
 from llmtrain.training.torch_settings import resolve_threads, set_up_torch
-
-if TYPE_CHECKING:
-    from llmtrain.plan.plan import Plan
 
 
 def dry_run(config: Config) -> dict[str, Any] | None:
@@ -82,18 +80,16 @@ def dry_run(config: Config) -> dict[str, Any] | None:
     }
 
 
-def _plan(config: Config, adapter: ModelAdapter, process: ProcessInfo, device: torch.device) -> "Plan":
+def _plan(config: Config, adapter: ModelAdapter, process: ProcessInfo, device: torch.device) -> Plan:
     """The plan of the run on machines like this one."""
-    from llmtrain.plan.plan import make_plan  # takes seconds
-
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else machine_memory()
     nodes = max(1, process.world_size // process.local_world_size)
     return make_plan(
-        with_vocabulary(config, adapter), Target(device.type, memory, None, nodes, process.local_world_size)
+        with_vocabulary(config, adapter.vocab_size), Target(device.type, memory, None, nodes, process.local_world_size)
     )
 
 
-def _state_bytes(plan: "Plan", adapter: ModelAdapter, module: nn.Module, optimizer: str) -> int:
+def _state_bytes(plan: Plan, adapter: ModelAdapter, module: nn.Module, optimizer: str) -> int:
     """Weights, gradients and the optimizer's averages of one process."""
     memory = plan.memory
     if memory is not None:

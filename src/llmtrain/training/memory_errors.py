@@ -16,6 +16,7 @@ from llmtrain.distributed.machine_limits import machine_memory
 from llmtrain.distributed.world import World
 from llmtrain.errors import UsageError
 from llmtrain.models.base import ModelAdapter
+from llmtrain.plan.plan import with_vocabulary
 from llmtrain.plan.states import training_bytes
 from llmtrain.plan.target import Target
 from llmtrain.plugins import is_plugin_class
@@ -103,7 +104,7 @@ def check_activation_memory(
 
     target = Target("cpu", memory, None, max(1, world.world_size // processes), processes)
     with preserved():
-        found = check_micro_batch(with_vocabulary(config, adapter), target, shape, has_states=not is_dry_run)
+        found = check_micro_batch(with_vocabulary(config, adapter.vocab_size), target, shape, has_states=not is_dry_run)
     if found is None:
         return
     remedy = f"Lower {MICRO_BATCH}{KEEP_STEP}."
@@ -112,13 +113,6 @@ def check_activation_memory(
     elif found.largest is not None:
         remedy = f"Lower {MICRO_BATCH} to {found.largest:,}{KEEP_STEP}."
     raise _batch_too_large(sequences, tokens, processes, found.need_bytes, memory, remedy)
-
-
-def with_vocabulary(config: Config, adapter: ModelAdapter) -> Config:
-    """The config with the size of the vocabulary, which may depend on the data."""
-    if isinstance(config.model, HfCausalLmSection):
-        return config  # it has its own
-    return config.with_values("model", vocab_size=adapter.vocab_size)
 
 
 def _most_activation_bytes(module: nn.Module, tokens: int) -> int:

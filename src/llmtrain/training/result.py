@@ -20,6 +20,7 @@ from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.models.base import parameter_count, trainable_count
 from llmtrain.models.device_precision import compute_precision
 from llmtrain.plan.cost import cost_of_run
+from llmtrain.plan.prediction import recorded_prediction
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.progress_lines import log_finished_before
 from llmtrain.runs.result import TrainResult
@@ -91,6 +92,7 @@ def build_result(context: RunContext, trainer: Trainer, seconds: float) -> Train
         "tracking_uri": tracking_uri,
         "gpu_hours": None,
         "cost": None,
+        "predicted": None,
         "device_name": device_name(world.device),
         "device": str(world.device),
         "threads": config.run.threads,
@@ -109,6 +111,8 @@ def publish_result(context: RunContext, result: TrainResult, artifacts: Artifact
     view = RunView(context.run)
     cost = cost_of_run(view, context.config.plan.prices)
     spent = {"gpu_hours": view.gpu_hours, "cost": cost and {"amount": cost.cost, "currency": cost.currency}}
+    predicted = recorded_prediction(view)
+    spent["predicted"] = predicted.as_dict() if predicted else None
     result = TrainResult.of({**result.values, **spent})
     best = CheckpointStore(context.run.checkpoints).pointed("best")
     if best:

@@ -52,6 +52,7 @@ from llmtrain.training.model_handle import ModelHandle, build_model
 from llmtrain.training.optimizer import build_optimizer
 from llmtrain.training.origin import check_architecture, load_weights
 from llmtrain.training.ownership import RunOwnership, may_be_restarted, open_run, owns_run
+from llmtrain.training.predicted import predicted
 from llmtrain.training.result import (
     build_result,
     complete_finished,
@@ -230,7 +231,13 @@ def _record_start(context: RunContext, components: Components, from_step: int) -
     config = context.requested_config
     run = context.run
     clear_heartbeats(run.heartbeats, context.generation)
-    note_generation(run, context.generation, restored=True, device_name=device_name(context.world.device))
+    note_generation(
+        run,
+        context.generation,
+        restored=True,
+        device_name=device_name(context.world.device),
+        predicted=predicted(context, components.adapter),
+    )
     meta = RunView(run).meta
     if config.output.save_meta_json and "run_id" not in meta:
         metadata = collect_metadata(run.run_id, config.run.name, str(context.world.device))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from llmtrain.core.files import use_default_mode
 from llmtrain.errors import DataError, UsageError
-from llmtrain.models.gpt.model import padded_vocab_size
+from llmtrain.models.sizes import padded_vocab_size
 
 State = dict[str, torch.Tensor]
 # model_type of a format -> the fields of a config that have it.

@@ -14,9 +14,9 @@ from llmtrain.compat.numerics import Numerics
 from llmtrain.config.model import GptSection
 from llmtrain.models.gpt.kv_cache import KVCache, LayerCache, attend
 from llmtrain.models.losses import ChunkedLoss, OutputLoss
+from llmtrain.models.sizes import padded_vocab_size
 
 INIT_STD = 0.02
-VOCAB_MULTIPLE = 64
 
 
 class CausalSelfAttention(nn.Module):
@@ -139,12 +139,3 @@ def make_padding_bias(vocab_size: int) -> torch.Tensor | None:
     if padded_size == vocab_size:
         return None
     return torch.full((padded_size,), float("-inf")).index_fill_(0, torch.arange(vocab_size), 0.0)
-
-
-def padded_vocab_size(vocab_size: int) -> int:
-    """The next multiple of 64 if that adds at most 1 % (50257 -> 50304, much faster on a GPU), else vocab_size itself.
-
-    It does not depend on the device, so that a run can move between devices.
-    """
-    padded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-    return padded if padded <= 1.01 * vocab_size else vocab_size

@@ -18,7 +18,8 @@ from llmtrain.compat.numerics import Numerics
 from llmtrain.config.model import ModernGptSection
 from llmtrain.core.seeds import derive_seed
 from llmtrain.models.gpt.kv_cache import KVCache, LayerCache, attend
-from llmtrain.models.gpt.model import INIT_STD, LanguageModel, make_padding_bias, padded_vocab_size
+from llmtrain.models.gpt.model import INIT_STD, LanguageModel, make_padding_bias
+from llmtrain.models.sizes import padded_vocab_size
 from llmtrain.models.target_device import is_gpu
 
 NORM_EPS = 1e-6

@@ -9,6 +9,7 @@ from llmtrain.core.redact import redacted_line
 from llmtrain.distributed.platform_codes import FINAL_CODES
 from llmtrain.distributed.worker_exit import severity
 from llmtrain.kubernetes.client import Object
+from llmtrain.kubernetes.server_clock import seconds_since
 from llmtrain.launch.kinds.base import pod_index
 from llmtrain.launch.objects import is_overdue
 from llmtrain.launch.record import Record
@@ -49,6 +50,8 @@ class PodStatus:
     """How long its node has been NotReady, or its deletion overdue; None otherwise."""
     cpu: str | None = None
     memory: str | None = None
+    held_seconds: float = 0.0
+    """How long it, and the pods that it replaced and that still exist, have held their node's resources."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -131,7 +134,20 @@ def _pod_status(record: Record, index: int, own: list[Object], usage: Usage) -> 
         silent_sec=round(lost.since_sec, 1) if lost else None,
         cpu=used_resources.get("cpu"),
         memory=used_resources.get("memory"),
+        held_seconds=round(sum(_held_seconds(record, each) for each in own), 1),
     )
+
+
+def _held_seconds(record: Record, pod: Object) -> float:
+    state, _, _ = container_state(pod, record.kind.container)
+    begin = pod["status"].get("startTime")
+    if not begin:  # not on a node yet
+        return 0.0
+    held = seconds_since(begin)
+    finished = (state.get("terminated") or {}).get("finishedAt")
+    if _has_ended(pod) and finished:
+        held -= seconds_since(finished)
+    return max(0.0, held)
 
 
 def _phase(pod: Object) -> str:

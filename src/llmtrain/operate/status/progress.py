@@ -15,6 +15,9 @@ class RunProgress:
     val_loss: float | None = None
     tokens_per_second: float | None = None
     time_left: str | None = None
+    seconds_left: float | None = None
+    peak_memory_bytes: float | None = None
+    """Of rank 0's GPU."""
     has_stepped: bool = False
     """Whether a step was logged since the start: a resumed run logs its step number before its first step."""
     is_done: bool = False
@@ -28,20 +31,28 @@ class RunProgress:
         if read is not None:
             return self._after(read)
         code = idle_code(line)
-        return self if code is None else replace(self, idle_code=code, time_left=None)
+        return self if code is None else replace(self, idle_code=code, time_left=None, seconds_left=None)
 
     def _after(self, line: ProgressLine) -> "RunProgress":
         if line.event == "done":
-            return replace(self, step=line.step, time_left=None, is_done=True)
+            return replace(self, step=line.step, time_left=None, seconds_left=None, is_done=True)
         if line.event == "resumed":
-            return replace(self, step=line.step, has_stepped=False, tokens_per_second=None, time_left=None)
+            return replace(
+                self, step=line.step, has_stepped=False, tokens_per_second=None, time_left=None, seconds_left=None
+            )
         progress = replace(self, step=line.step, max_steps=line.max_steps, has_stepped=True)
         if line.val_loss is not None:
             progress = replace(progress, val_loss=line.val_loss)
         if line.loss is not None:
             progress = replace(progress, loss=line.loss)
         if line.event == "step":
-            progress = replace(progress, tokens_per_second=line.tokens_per_second, time_left=line.time_left)
+            progress = replace(
+                progress,
+                tokens_per_second=line.tokens_per_second,
+                time_left=line.time_left,
+                seconds_left=line.seconds_left,
+                peak_memory_bytes=line.peak_memory_bytes or self.peak_memory_bytes,
+            )
         return progress
 
 

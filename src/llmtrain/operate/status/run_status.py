@@ -1,6 +1,6 @@
 """The status of one run, built from what was observed, without requests to the cluster."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from llmtrain.core.redact import redacted_line
@@ -8,6 +8,7 @@ from llmtrain.errors import UsageError
 from llmtrain.launch.record import Record, UnreadableRecord
 from llmtrain.operate.status.pods import PodStatus
 from llmtrain.operate.status.progress import RunProgress
+from llmtrain.operate.status.run_cost import ClusterCost, find_cost
 from llmtrain.operate.status.state import Observation, age_sec, explain_state, find_exit_code, find_state
 from llmtrain.runs.state import RunState
 
@@ -40,9 +41,12 @@ class RunStatus:
     """Whether it leaves files that `fetch` can download."""
     unseen: str | None = None
     """What could not be read, and why."""
+    costs: ClusterCost = field(default_factory=ClusterCost)
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        values = asdict(self)
+        del values["costs"]
+        return values | self.costs.as_dict()
 
     @property
     def has_ended(self) -> bool:
@@ -77,6 +81,7 @@ def make_status(record: Record, observed: Observation) -> RunStatus:
         launched_at=record.launched_at,
         age_sec=round(age_sec(record), 1),
         has_files=record.has_files,
+        costs=find_cost(record, observed.pods, progress, state == RunState.FINISHED),
     )
 
 

@@ -3,8 +3,12 @@
 from collections.abc import Sequence
 
 from llmtrain.core.terminal import format_table, printable_line
+from llmtrain.core.text import format_bytes
 from llmtrain.operate.status.run_status import RunStatus
 from llmtrain.operate.status.view import age_text, pod_rows, progress_texts, shape_text, step_text
+from llmtrain.plan.cost import cost_text
+from llmtrain.plan.prediction import beside
+from llmtrain.runs.progress_lines import duration_text
 
 WHY_LENGTH = 70
 
@@ -64,6 +68,7 @@ def run_text(status: RunStatus) -> str:
     step = _step(status)
     if step:
         lines.append(f"step       {', '.join([step, *progress_texts(status)])}")
+    lines += _cost_lines(status)
     if status.exit_code is not None:
         lines.append(f"exit code  {status.exit_code}")
     if status.restarts:
@@ -75,6 +80,24 @@ def run_text(status: RunStatus) -> str:
     if status.pods:
         lines += ["", format_table(pod_rows(status.pods), dropped_first=["memory", "cpu"])]
     return "\n".join(lines)
+
+
+def _cost_lines(status: RunStatus) -> list[str]:
+    cost = status.costs
+    lines = []
+    spent = cost_text(cost.gpu_hours, cost.cost)
+    if spent:
+        lines.append(f"cost       {spent}")
+    predicted = cost.predicted
+    if predicted is None:
+        return lines
+    memory = beside(cost.peak_memory_bytes, predicted.peak_memory_bytes, format_bytes)
+    if memory:
+        lines.append(f"memory     {memory} {predicted.memory_source}")
+    time = beside(cost.seconds, predicted.seconds, duration_text)
+    if time:
+        lines.append(f"time       {time} {predicted.time_source}")
+    return lines
 
 
 def _step(status: RunStatus) -> str | None:

@@ -62,6 +62,12 @@ export function bytes(value) {
   return `${value} B`;
 }
 
+// A measured value with its prediction: 23.3 GB (predicted 24.1 GB).
+export function beside(actual, predicted, text) {
+  const shown = text(actual), expected = text(predicted);
+  return shown === NONE || expected === NONE ? shown : `${shown} (predicted ${expected})`;
+}
+
 // Money: 1.87 USD, 12,300 USD.
 export function money(amount, currency) {
   if (amount === null || amount === undefined) return NONE;

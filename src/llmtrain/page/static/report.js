@@ -3,7 +3,7 @@
 import { data } from "./api.js";
 import { CurvesPanel } from "./curves.js";
 import { card, command, h, isNarrow, sparkline, tiles } from "./dom.js";
-import { bytes, clock, compact, count, duration, loss, money, percent, plural, setServerTime } from "./format.js";
+import { beside, bytes, clock, compact, count, duration, loss, money, percent, plural, setServerTime } from "./format.js";
 import { RanksPanel, table } from "./ranks.js";
 import { configTable, whyCard } from "./run.js";
 import { stateBadge } from "./state.js";
@@ -24,7 +24,8 @@ function facts(run) {
     ["Parameters", compact(details.parameters)],
     ["Processes", count(row.processes)],
     ["Restarts", row.restarts ? count(row.restarts) : "–"],
-    ["Duration", duration(run.seconds)],
+    ["Duration", beside(run.seconds, row.predicted_seconds, duration)],
+    ["Peak memory", beside(row.peak_memory_bytes, row.predicted_memory_bytes, bytes)],
     row.gpu_hours === null ? ["Device", details.machine.device ?? "–"] : ["GPU-hours", compact(row.gpu_hours)],
     ["Cost", money(row.cost, row.currency)],
   ];

@@ -7,7 +7,7 @@ import { CurvesPanel } from "./curves.js";
 import { LogPanel } from "./logs.js";
 import { RanksPanel, table } from "./ranks.js";
 import { runLink, stateBadge } from "./state.js";
-import { ago, bytes, clock, compact, count, duration, left, loss, money, percent } from "./format.js";
+import { ago, beside, bytes, clock, compact, count, duration, left, loss, money, percent } from "./format.js";
 
 const TABS = { curves: "Curves", ranks: "Ranks and pods", logs: "Logs", samples: "Samples", config: "Config", files: "Checkpoints and commands" };
 const QUIET = ["running", "finished", "not started", "starting", "pending"];
@@ -188,7 +188,10 @@ export class RunView {
       ["Restarts", row.restarts ? count(row.restarts) : "–"],
       ["GPU-hours", row.gpu_hours === null ? "–" : compact(row.gpu_hours)],
       ["Cost", money(row.cost, row.currency)], ["Cost at the end", money(row.cost_projected, row.currency)],
-      ["Duration", duration(row.seconds)], ["Started", row.started ? `${ago(row.started)} ago` : "–"],
+      ["Peak memory", beside(row.peak_memory_bytes, row.predicted_memory_bytes, bytes)],
+      ["Duration", duration(row.seconds)],
+      ["Duration at the end", beside(row.state === "running" ? row.total_seconds : null, row.predicted_seconds, duration)],
+      ["Predicted duration", row.state === "running" ? "–" : duration(row.predicted_seconds)], ["Started", row.started ? `${ago(row.started)} ago` : "–"],
       ["Updated", row.updated && row.state !== "finished" ? `${ago(row.updated)} ago` : "–"],
       isLocal ? ["Directory", this.details?.path ?? "–"] : ["Namespace", row.where],
     ];
