@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from llmtrain.config.load import ConfigSource, Override
     from llmtrain.config.schema import Config
     from llmtrain.core.progress import ProgressMode
+    from llmtrain.inference.export import Format
     from llmtrain.inference.loaded_model import Dtype, Evaluation, ExportResult, Model
     from llmtrain.kubernetes.client import Cluster
     from llmtrain.operate.cluster_run import ClusterRun
@@ -234,14 +235,17 @@ def export(
     merge: bool = False,
     dtype: "Dtype | None" = None,
     base_model: str | None = None,
+    format: "Format" = "hf",
+    check: bool = True,
     checkpoint: str | int = "best",
     root: PathLike = "runs",
 ) -> "ExportResult":
-    """Write the model of a run to a directory that transformers or peft loads, see Model.export."""
+    """Write the model of a run to a directory that transformers, peft or llama.cpp loads, see Model.export."""
+    from llmtrain.inference.export import ExportOptions
     from llmtrain.inference.loaded_model import export_once
 
     model = load_model(run, checkpoint=checkpoint, device="cpu", root=root)
-    return export_once(model.loaded, model.source, to, merge, dtype, base_model)
+    return export_once(model.loaded, model.source, to, base_model, ExportOptions(merge, dtype, format, check))
 
 
 def metrics(run: PathLike, *, wide: bool = False, root: PathLike = "runs") -> list[dict[str, Any]]:
