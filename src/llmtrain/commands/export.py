@@ -77,6 +77,7 @@ def command(
     check that it computes there what the model computes."""
     from llmtrain.hub.model_names import parse_hub_model
     from llmtrain.hub.upload import check_upload, upload_model
+    from llmtrain.training.shutdown import StopFlag
 
     if list_:
         _show_list(source, json_)
@@ -87,7 +88,8 @@ def command(
         check_upload(push_to_hub)
     base = parse_hub_model(base_model, "--base-model") if base_model is not None else None
     destination = tempfile.TemporaryDirectory() if to is None else nullcontext(to)
-    with progress("Loading the model") as show_progress, destination as folder:
+    # An interrupted export removes what it wrote and ends the process that checks it.
+    with StopFlag(), progress("Loading the model") as show_progress, destination as folder:
         from llmtrain.inference.export import FORMATS, ExportOptions, export_model, parse_dtype, with_base_model
         from llmtrain.inference.load import load_model
 

@@ -125,6 +125,7 @@ _GROUP_OPTIONS: dict[str, Any] = {
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """The command with one option per field of its groups. The default of a group has the defaults of the options."""
     groups: dict[str, Source | Sampling | ClusterPlace] = {}
+    several = set()
     parameters = []
     for parameter in inspect.signature(command).parameters.values():
         takes_several = parameter.default is SOURCES
@@ -137,6 +138,8 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(name=name, annotation=_GROUP_OPTIONS[name], default=default))
         if isinstance(group, Source):
             annotation = RunArguments if takes_several else RunArgument
+            if takes_several:
+                several.add(parameter.name)
             parameters.append(parameter.replace(name=RUN_ARGUMENT, annotation=annotation, default=None))
 
     signature = inspect.Signature(parameters)
@@ -152,8 +155,8 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
                 values[parameter] = replace(group, **given)
                 continue
             named = values.pop(RUN_ARGUMENT)
-            if isinstance(named, list):
-                values[parameter] = _sources(named, replace(group, **given))
+            if parameter in several:
+                values[parameter] = _sources(named or [], replace(group, **given))
             else:
                 values[parameter] = replace(group, **{**given, "run": _one_run(named, given["run"])})
         command(**values)

@@ -18,11 +18,12 @@ from llmtrain.config.model import HfCausalLmSection
 from llmtrain.core.arguments import Source, check_one_of
 from llmtrain.core.files import is_full, write_atomic, write_json
 from llmtrain.core.logs import warn
+from llmtrain.data.tokenizers.keep_ids import keep_ids
 from llmtrain.errors import DataError, UsageError
 from llmtrain.hub.model_names import HubModel
 from llmtrain.inference.export_check.check import CHECK, Check, Target, check_export, why_unchecked
 from llmtrain.inference.export_check.expected import Expected, expect
-from llmtrain.inference.gguf.write import GGUF_DTYPES, GGUF_FILE, check_gguf, write_gguf
+from llmtrain.inference.gguf.write import GGUF_DTYPES, GGUF_FILE, check_gguf, is_read_by_transformers, write_gguf
 from llmtrain.inference.load import LoadedModel
 from llmtrain.models.base import EXPORT_DTYPES
 from llmtrain.models.hf.causal_lm import HFCausalLMAdapter
@@ -102,6 +103,8 @@ def _write_checked(loaded: LoadedModel, folder: Path, options: ExportOptions, so
     dtype = options.dtype or default_dtype(loaded)
     is_adapter = has_adapter(loaded.module) and not options.merge
     _write_model(loaded, folder, options, dtype)
+    if options.format == "hf" and not loaded.is_trained_from_scratch:
+        keep_ids(loaded.tokenizer, folder)
     if expected is None:
         if options.check:
             warn("SAVE", f"the export is not checked: {unchecked}")
@@ -117,7 +120,7 @@ def _write_checked(loaded: LoadedModel, folder: Path, options: ExportOptions, so
 def _target(loaded: LoadedModel, format_: Format, dtype: str, is_adapter: bool) -> Target:
     trusts_code = isinstance(loaded.config.model, HfCausalLmSection) and loaded.config.model.trust_remote_code
     if format_ == "gguf":
-        return Target(dtype, file=GGUF_FILE)
+        return Target(dtype, file=GGUF_FILE, has_ids_in_transformers=is_read_by_transformers(loaded))
     if not is_adapter:
         return Target(dtype, trust_remote_code=trusts_code)
     assert isinstance(loaded.adapter, HFCausalLMAdapter)

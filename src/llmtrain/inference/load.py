@@ -72,7 +72,7 @@ class LoadedModel:
         return not isinstance(self.config.model, HfCausalLmSection)
 
     def save_tokenizer(self, folder: Path) -> None:
-        """As an export has it: one with which the model was trained by us, without a BOS token that it has not seen."""
+        """As an export has it: that of a model of ours without a BOS token that it has not seen."""
         if self.is_trained_from_scratch:
             self.tokenizer.export(folder, self.adapter.context_length())
         else:

@@ -13,7 +13,6 @@ from llmtrain.data.records.base import BadRecord
 from llmtrain.errors import DataError, UsageError
 
 Message = dict[str, Any]
-SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
 ROLES = ("system", "user", "assistant", "tool")
 # Files that, with tokenizer.json, determine the text of a conversation and its special tokens.
 TEMPLATE_FILES = ("tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "added_tokens.json")
@@ -46,7 +45,7 @@ def template_identity(tokenizer_dir: Path | None) -> str | None:
 
 class ChatTemplate:
     def __init__(self, tokenizer_dir: Path) -> None:
-        self._tokenizer = _load(tokenizer_dir, template_identity(tokenizer_dir))
+        self._tokenizer = load_in_transformers(tokenizer_dir)
 
     def render(self, messages: list[Message], add_generation_prompt: bool) -> str:
         """The conversation as text; with add_generation_prompt, up to where the next answer begins."""
@@ -59,9 +58,10 @@ class ChatTemplate:
         except Exception as problem:  # a template is code and can raise anything
             raise BadRecord(f"the chat template rejects the conversation: {_one_line(problem)}") from None
 
-    def special_token_ids(self) -> dict[str, int | None]:
-        """As transformers reads them."""
-        return {name: getattr(self._tokenizer, name) for name in SPECIAL_TOKENS}
+
+def load_in_transformers(tokenizer_dir: Path) -> Any:
+    """The tokenizer as transformers opens the directory."""
+    return _load(tokenizer_dir, template_identity(tokenizer_dir))
 
 
 @lru_cache(maxsize=2)

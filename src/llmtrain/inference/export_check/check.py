@@ -18,6 +18,7 @@ from llmtrain.core.text import one_line
 from llmtrain.data.tokenizers.chat_template import DATE
 from llmtrain.errors import DataError
 from llmtrain.inference.export_check.expected import MESSAGES, POSITIONS, Expected, as_ids
+from llmtrain.inference.gguf.write import is_read_by_transformers
 from llmtrain.inference.load import LoadedModel
 
 CHECK = "export-check.json"
@@ -30,11 +31,13 @@ TIE = 4
 
 @dataclass(frozen=True)
 class Target:
-    """What was written, and how to load it. `base`: the directory of the base model of an adapter; `file`: of GGUF."""
+    """What was written, and how to load it. `base`: the directory of the base model of an adapter; `file`: of GGUF, of
+    which transformers may get other token ids than llama.cpp."""
 
     dtype: str
     base: Path | None = None
     file: str | None = None
+    has_ids_in_transformers: bool = True
     trust_remote_code: bool = False
 
 
@@ -97,9 +100,12 @@ def why_unchecked(loaded: LoadedModel, format_: str) -> str | None:
         packages.append("peft")
     if format_ == "gguf":
         packages.append("accelerate")
+        if not is_read_by_transformers(loaded):
+            packages.append("xllamacpp")
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        return f"{' and '.join(missing)} is not installed ({install_command('hf')})"
+        remedy = "pip install xllamacpp" if missing == ["xllamacpp"] else install_command("hf")
+        return f"{' and '.join(missing)} is not installed ({remedy})"
     return None
 
 
@@ -168,8 +174,10 @@ def _compare(expected: Expected, target: Target, found: dict[str, Any], logits: 
         raise _differs([f"the {error['part']} cannot be loaded: {one_line(error['what'], 300)}"])
     tolerance = TOLERANCES[target.dtype]
     problems = _tokenizer_problems(expected, found["tokenizer"])
+    if target.has_ids_in_transformers:
+        problems = _id_problems(expected, found["tokenizer"]["ids"]) + problems
     if target.base is None:
-        problems += _stop_problems(expected, found["model"]["eos"], is_one=target.file is not None)
+        problems += _stop_problems(expected, found, is_one=target.file is not None)
     theirs = [logits[str(index)] for index in range(len(expected.sequences))]
     error = logits_error(expected.logits, theirs)
     if not error <= tolerance:
@@ -201,7 +209,7 @@ def _compare(expected: Expected, target: Target, found: dict[str, Any], logits: 
 
 
 def _tokenizer_problems(expected: Expected, found: dict[str, Any]) -> list[str]:
-    problems = _id_problems(expected, found["ids"])
+    problems = []
     for name, token in expected.special_tokens.items():
         if found["special_tokens"][name] != token:
             problems.append(f"{name} of the tokenizer is {found['special_tokens'][name]}, not {token}")
@@ -222,10 +230,12 @@ def _shown(ids: list[int]) -> str:
     return f"{ids[:12]}".replace("]", ", ...]" if len(ids) > 12 else "]")
 
 
-def _stop_problems(expected: Expected, eos: Any, is_one: bool) -> list[str]:
-    """`is_one`: the format has room for one token, which must be one of several."""
-    ids = as_ids(eos)
-    if ids == set(expected.stop_ids) or (is_one and len(ids) == 1 and ids <= set(expected.stop_ids)):
+def _stop_problems(expected: Expected, found: dict[str, Any], is_one: bool) -> list[str]:
+    """`is_one`: the format has room for one token: the tokenizer's end of text, or one of those of the model."""
+    ids = as_ids(found["model"]["eos"])
+    if ids == set(expected.stop_ids):
+        return []
+    if is_one and len(ids) == 1 and ids <= {*expected.stop_ids, expected.special_tokens["eos_token_id"]}:
         return []
     return [f"generation stops at the tokens {sorted(ids)}, not {expected.stop_ids}"]
 

@@ -8,18 +8,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from llmtrain.config.model import HfCausalLmSection
 from llmtrain.data.records.base import BadRecord
 from llmtrain.data.tokenizers.base import Tokenizer
-from llmtrain.data.tokenizers.chat_template import ChatTemplate, Message, has_chat_template
+from llmtrain.data.tokenizers.chat_template import ChatTemplate, Message, has_chat_template, load_in_transformers
 from llmtrain.errors import DataError
 from llmtrain.inference.load import LoadedModel
 from llmtrain.models.base import evaluating
+from llmtrain.models.hf.causal_lm import CausalLM
 
 TEXT_TOKENS = 64
 """Tokens of a text whose logits are compared."""
 POSITIONS = 8
 """Last positions of each text at which logits are compared: they depend on all tokens before them."""
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 PROMPT_TOKENS = 16
 NEW_TOKENS = 32
 MESSAGES: list[Message] = [
@@ -148,11 +149,10 @@ def _continue(
 
 
 def _stop_ids(loaded: LoadedModel) -> list[int]:
-    """The tokens at which transformers must stop: those of the base model's settings, else the end of text."""
-    if not isinstance(loaded.config.model, HfCausalLmSection):
-        return [] if loaded.tokenizer.end_of_text is None else [loaded.tokenizer.end_of_text]
-    named: set[int] = loaded.adapter.stop_token_ids()
-    return sorted(named or as_ids(loaded.adapter.hf_config.eos_token_id))  # type: ignore[attr-defined]
+    """The tokens at which transformers must stop: those in the settings of its model, else the end of text."""
+    if isinstance(loaded.module, CausalLM):
+        return sorted(as_ids(loaded.module.base.generation_config.eos_token_id))
+    return [] if loaded.tokenizer.end_of_text is None else [loaded.tokenizer.end_of_text]
 
 
 def as_ids(eos: Any) -> set[int]:
@@ -162,9 +162,10 @@ def as_ids(eos: Any) -> set[int]:
 
 
 def _special_tokens(loaded: LoadedModel) -> dict[str, int | None]:
-    if isinstance(loaded.config.model, HfCausalLmSection) and loaded.tokenizer_dir:
-        return ChatTemplate(loaded.tokenizer_dir).special_token_ids()
-    return {"eos_token_id": loaded.tokenizer.end_of_text}
+    if loaded.is_trained_from_scratch or loaded.tokenizer_dir is None:
+        return {"eos_token_id": loaded.tokenizer.end_of_text}
+    tokenizer = load_in_transformers(loaded.tokenizer_dir)
+    return {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS}
 
 
 def _conversation(loaded: LoadedModel) -> str | None:

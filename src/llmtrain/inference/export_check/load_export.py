@@ -14,7 +14,7 @@ from typing import Any
 
 Request = dict[str, Any]
 Values = dict[str, Any]
-SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 # transformers does not take these fields from a GGUF file, although they are there: model_type -> field of its config
 # -> key of the file. Without them it builds another model.
 GGUF_FIELDS = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-Config = Mapping[str, Any]
+Fields = Mapping[str, Any]
 """config.json of an export for transformers."""
 
 
@@ -15,13 +15,13 @@ class Shape:
     """`settings`: field of config.json -> the values that llama.cpp computes. A field that is missing has the first."""
 
     settings: dict[str, tuple[object, ...]]
-    add_metadata: Callable[[Any, Config], None]
+    add_metadata: Callable[[Any, Fields], None]
     """Called with a gguf.GGUFWriter."""
-    convert: Callable[[str, torch.Tensor, Config], torch.Tensor]
+    convert: Callable[[str, torch.Tensor, Fields], torch.Tensor]
     """Called with the name of a tensor in transformers."""
 
 
-def shape_problem(config: Config | None) -> str | None:
+def shape_problem(config: Fields | None) -> str | None:
     """Why llama.cpp cannot compute a model with this config; None if it can."""
     if config is None:
         return "the model has no transformers format to start from"
@@ -36,21 +36,21 @@ def shape_problem(config: Config | None) -> str | None:
     return None
 
 
-def rope_type(config: Config) -> str:
+def rope_type(config: Fields) -> str:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}  # the second one: transformers before 5
     return str(rope.get("rope_type", rope.get("type", "default")))
 
 
-def _rope_theta(config: Config) -> float:
+def _rope_theta(config: Fields) -> float:
     rope = config.get("rope_parameters") or {}
     return float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0)
 
 
-def _head_dim(config: Config) -> int:
+def _head_dim(config: Fields) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def _add_decoder(writer: Any, config: Config) -> None:
+def _add_decoder(writer: Any, config: Fields) -> None:
     """Llama and Qwen3."""
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -66,7 +66,7 @@ def _add_decoder(writer: Any, config: Config) -> None:
     writer.add_vocab_size(config["vocab_size"])
 
 
-def _add_gpt2(writer: Any, config: Config) -> None:
+def _add_gpt2(writer: Any, config: Fields) -> None:
     writer.add_context_length(config["n_positions"])
     writer.add_embedding_length(config["n_embd"])
     writer.add_block_count(config["n_layer"])
@@ -75,11 +75,11 @@ def _add_gpt2(writer: Any, config: Config) -> None:
     writer.add_layer_norm_eps(config["layer_norm_epsilon"])
 
 
-def _as_is(name: str, tensor: torch.Tensor, config: Config) -> torch.Tensor:  # noqa: ARG001
+def _as_is(name: str, tensor: torch.Tensor, config: Fields) -> torch.Tensor:  # noqa: ARG001
     return tensor
 
 
-def _convert_llama(name: str, tensor: torch.Tensor, config: Config) -> torch.Tensor:
+def _convert_llama(name: str, tensor: torch.Tensor, config: Fields) -> torch.Tensor:
     """llama.cpp rotates neighboring pairs of a head's rows, transformers row i with row i + half: reorder the rows."""
     heads = config["num_attention_heads"]
     if name.endswith("k_proj.weight"):
@@ -90,7 +90,7 @@ def _convert_llama(name: str, tensor: torch.Tensor, config: Config) -> torch.Ten
     return halves.transpose(1, 2).reshape(tensor.shape)
 
 
-def _convert_gpt2(name: str, tensor: torch.Tensor, config: Config) -> torch.Tensor:  # noqa: ARG001
+def _convert_gpt2(name: str, tensor: torch.Tensor, config: Fields) -> torch.Tensor:  # noqa: ARG001
     """GPT-2's Conv1D stores (in, out), llama.cpp (out, in)."""
     if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
         return tensor.t()

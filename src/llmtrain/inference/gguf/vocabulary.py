@@ -29,6 +29,8 @@ PRE_TOKENIZERS: dict[Splits, tuple[str, bool]] = {
     (_LLAMA3_WORDS, _BYTES): ("llama-bpe", True),
     (_QWEN2_WORDS, _BYTES): ("qwen2", False),
 }
+READ_BY_LLAMA_CPP_ONLY = ("smollm",)
+"""Names that transformers ignores when it reads a GGUF file: it gives other ids to digits."""
 _NEVER = ("ÿ", "þ")
 """The bytes 255 and 254, which are not in any UTF-8 text."""
 _NAMED = ("bos", "eos", "pad", "unk")
@@ -51,7 +53,7 @@ def vocabulary_problem(layout: Layout) -> str | None:
     model = layout["model"]
     if model.get("type") != "BPE" or not _splits(layout)[-1:] or _splits(layout)[-1][0] != "ByteLevel":
         return f"its tokenizer is not byte-level BPE ({model.get('type')})"
-    if _pre_tokenizer(layout) is None:
+    if pre_tokenizer(layout) is None:
         return "its tokenizer splits text in a way that llama.cpp has no name for"
     for token in layout["added_tokens"]:
         if token["lstrip"] or token["rstrip"] or token["single_word"]:
@@ -76,7 +78,8 @@ def _split(part: Layout) -> tuple[object, ...]:
     return kind, part
 
 
-def _pre_tokenizer(layout: Layout) -> str | None:
+def pre_tokenizer(layout: Layout) -> str | None:
+    """tokenizer.ggml.pre; None if llama.cpp has no name for what the tokenizer does."""
     splits = _splits(layout)
     if not layout["model"]["merges"]:  # no merges, so that it does not matter where text is split
         splits = (_GPT2_WORDS,)
@@ -93,7 +96,7 @@ def _pre_tokenizer(layout: Layout) -> str | None:
 def read_vocabulary(folder: Path, size: int, adds_bos: bool) -> Vocabulary:
     """From the tokenizer files of an export; `size`: rows of the embedding, of which the last may have no token."""
     layout = read_json(folder / TOKENIZER_FILE)
-    pre = _pre_tokenizer(layout)
+    pre = pre_tokenizer(layout)
     assert pre is not None  # vocabulary_problem was asked
     tokens = [f"[PAD{index}]" for index in range(size)]
     types = [UNUSED] * size

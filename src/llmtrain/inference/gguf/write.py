@@ -16,7 +16,14 @@ from llmtrain.core.install import install_command
 from llmtrain.data.tokenizers.base import TOKENIZER_FILE
 from llmtrain.errors import UsageError
 from llmtrain.inference.gguf.shapes import SHAPES, shape_problem
-from llmtrain.inference.gguf.vocabulary import Vocabulary, read_vocabulary, vocabulary_problem
+from llmtrain.inference.gguf.vocabulary import (
+    READ_BY_LLAMA_CPP_ONLY,
+    Layout,
+    Vocabulary,
+    pre_tokenizer,
+    read_vocabulary,
+    vocabulary_problem,
+)
 from llmtrain.inference.load import LoadedModel
 from llmtrain.models.hf.lora import has_adapter
 
@@ -33,12 +40,22 @@ def gguf_problem(loaded: LoadedModel) -> str | None:
     """Why the model, with its adapters merged, cannot become a GGUF file; None if it can."""
     problem = shape_problem(loaded.adapter.export_config())
     if problem is None:
-        with tempfile.TemporaryDirectory() as folder:
-            loaded.save_tokenizer(Path(folder))
-            problem = vocabulary_problem(read_json(Path(folder) / TOKENIZER_FILE))
+        problem = vocabulary_problem(_tokenizer_layout(loaded))
     if problem is None and loaded.tokenizer.end_of_text is None:
         problem = "its tokenizer has no token for the end of a text"
     return problem
+
+
+def is_read_by_transformers(loaded: LoadedModel) -> bool:
+    """Whether transformers gets the right token ids from the GGUF file."""
+    return pre_tokenizer(_tokenizer_layout(loaded)) not in READ_BY_LLAMA_CPP_ONLY
+
+
+def _tokenizer_layout(loaded: LoadedModel) -> Layout:
+    with tempfile.TemporaryDirectory() as folder:
+        loaded.save_tokenizer(Path(folder))
+        layout: Layout = read_json(Path(folder) / TOKENIZER_FILE)
+        return layout
 
 
 def check_gguf(loaded: LoadedModel, merge: bool) -> None:
