@@ -49,7 +49,7 @@ class TestGenerate:
 
 class TestChat:
     def test_both_models_get_the_messages(self, cli, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        options = ["--root", root, "--max-new-tokens", 8, "--temperature", 0]
+        options = ["--root", root, "--max-new-tokens", 8, "--temperature", 5]
         monkeypatch.setattr("sys.stdin", io.StringIO("first\n/reset\nsecond\nthird\n"))
         done = cli("chat", "one", "--compare", "other", *options, "--json")
         assert done.code == 0, done.err

@@ -71,7 +71,7 @@ def found(expected: Expected, **changes: Any) -> dict[str, Any]:
         "special_tokens": {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None},
         "conversation": expected.conversation,
     }
-    model = {"eos": expected.stop_ids, "continuation": expected.continuation}
+    model = {"eos": expected.stop_ids, "continuation": expected.continuation, "has_ended": False}
     for name, value in changes.items():
         (tokenizer if name in tokenizer else model)[name] = value
     return {"versions": {"transformers": "5"}, "tokenizer": tokenizer, "model": model}
@@ -106,6 +106,7 @@ def test_equal_answers_pass(compare: Callable[..., Any], expected: Expected) -> 
         ({"eos": None}, "stops"),
         ({"eos": [0, 5]}, "stops"),
         ({"continuation": []}, "greedy"),
+        ({"continuation": [1]}, "token 1 of the greedy"),
     ],
 )
 def test_each_difference_is_named(

@@ -55,7 +55,8 @@ def command(
         loaded = load_model(source, device)
         models = [loaded]
         if compare is not None:
-            models.append(load_model(named_source(compare, replace(source, model=None)), device))
+            options = replace(source, model=None, checkpoint=SOURCE.checkpoint)
+            models.append(load_model(named_source(compare, options), device))
     for each in models:
         if only_continues_text(each):
             remedy = f"`llmtrain generate {each.label} --prompt TEXT` continues a text"
@@ -68,17 +69,16 @@ def command(
     others: Messages = []
     """The conversation of the model to compare with, which sees its own answers."""
     is_streamed = is_streaming(json_) and compare is None
+    is_printed = not json_ and compare is None
 
     def answer(messages: "Messages") -> str:
-        text = _answer(loaded, messages, sampling, is_streamed)
+        text = _answer(loaded, messages, sampling, is_streamed, is_printed)
         if compare is None:
-            if not is_streamed and not json_:
-                say(text)
             return text
         if len(messages) == len(beginning) + 1:  # the first question, also after /reset
             others[:] = beginning
         others.append(messages[-1])
-        theirs = _answer(models[1], others, sampling, is_streamed=False)
+        theirs = _answer(models[1], others, sampling)
         others.append({"role": "assistant", "content": theirs})
         if not json_:
             say(columns([each.label for each in models], [text, theirs]))
@@ -93,7 +93,14 @@ def command(
         show(True, value, "")
 
 
-def _answer(loaded: "LoadedModel", messages: "Messages", sampling: Sampling, is_streamed: bool) -> str:
+def _answer(
+    loaded: "LoadedModel",
+    messages: "Messages",
+    sampling: Sampling,
+    is_streamed: bool = False,
+    is_printed: bool = False,
+) -> str:
+    """The answer of a model; printed while it is generated, when it is complete, or not at all."""
     from llmtrain.inference.generate import generate_text
     from llmtrain.training.shutdown import StopFlag
 
@@ -109,6 +116,8 @@ def _answer(loaded: "LoadedModel", messages: "Messages", sampling: Sampling, is_
         text = generate_text(loaded, messages, sampling, stop=lambda: stop.requested, on_text=on_text).strip()
     if is_streamed:
         stream.end(text)
+    elif is_printed:
+        say(text)
     if stop.received not in (None, signal.SIGINT):
         raise Interrupted("Interrupted; the conversation has ended.")
     return text

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from llmtrain.inference.export import default_dtype
 from llmtrain.inference.gguf.write import GGUF_DTYPES, gguf_problem
 from llmtrain.inference.load import LoadedModel
-from llmtrain.models.base import EXPORT_DTYPES
+from llmtrain.models.base import EXPORT_DTYPES, ModelAdapter
 from llmtrain.models.hf.lora import has_adapter
 
 
@@ -32,7 +32,9 @@ def list_exports(loaded: LoadedModel) -> list[ExportKind]:
         name = f"transformers ({config['model_type']}), vLLM"
         rows.append(ExportKind(merge, name, _default_first(default, EXPORT_DTYPES)))
     else:
-        rows.append(ExportKind("", "what model.name defines", []))
+        writes = type(loaded.adapter).export is not ModelAdapter.export
+        problem = None if writes else f"{type(loaded.adapter).__qualname__} does not implement `export`"
+        rows.append(ExportKind("", "programs that know the format of the plugin", [], problem))
     short = next(name for name, dtype in GGUF_DTYPES.items() if dtype == default)
     options = f"{merge} --format gguf".strip()
     rows.append(ExportKind(options, "llama.cpp, Ollama", _default_first(short, GGUF_DTYPES), gguf_problem(loaded)))

@@ -59,7 +59,8 @@ class Check:
     """Greedy, as the model writes it."""
     continuation_tokens: int
     equal_tokens: int
-    """Fewer than continuation_tokens only where two tokens are equally likely but for rounding."""
+    """Fewer than continuation_tokens only where two tokens are equally likely but for rounding, or where a text ends
+    for one of the two programs."""
     llama_cpp_equal_tokens: int | None
     """The same by llama.cpp; None if it was not asked."""
 
@@ -78,7 +79,7 @@ class Check:
         count = self.continuation_tokens
         greedy = f"{self.equal_tokens} of {count} tokens"
         if self.equal_tokens < count:
-            greedy += f", then a tie within the rounding of {self.dtype}"
+            greedy += f", then the end or a tie within the rounding of {self.dtype}"
         if self.llama_cpp_equal_tokens is not None:
             greedy += f"; llama.cpp: {self.llama_cpp_equal_tokens} of {count}"
         tokens = f"{self.texts} texts have the same {self.tokens} token ids, special tokens{template}"
@@ -95,6 +96,8 @@ def why_unchecked(loaded: LoadedModel, format_: str) -> str | None:
         return "its format is that of a plugin"
     if any(getattr(parameter, "quant_state", None) is not None for parameter in loaded.module.parameters()):
         return "the model in memory is quantized to 4 bits (the command `llmtrain export` loads it as it is stored)"
+    if str(getattr(loaded.adapter, "attention", "")).startswith("flash"):
+        return "the model in memory uses flash attention, which does not compute in float32"
     packages = ["transformers"]
     if isinstance(loaded.config.model, HfCausalLmSection):
         packages.append("peft")
@@ -157,7 +160,6 @@ def _run(work: Path) -> dict[str, Any]:
     raise DataError(
         f"The process that checks the export ended with exit code {ended.returncode}: {reason}. Nothing was written.",
         remedy="Run the same command again. --no-check writes the export unchecked.",
-        reason="export_differs",
     )
 
 
@@ -182,12 +184,12 @@ def _compare(expected: Expected, target: Target, found: dict[str, Any], logits: 
     error = logits_error(expected.logits, theirs)
     if not error <= tolerance:
         problems.append(f"logits differ by {error:.1e} of their size; {target.dtype} explains {tolerance:.0e}")
-    equal, problem = _equal_tokens(expected, found["model"]["continuation"], tolerance)
+    equal, problem = _equal_tokens(expected, found["model"], tolerance)
     problems += problem
     llama_cpp = None
     if "llama_cpp" in found:
         problems += _id_problems(expected, found["llama_cpp"]["ids"], "llama.cpp: ")
-        llama_cpp, problem = _equal_tokens(expected, found["llama_cpp"]["continuation"], tolerance, "llama.cpp: ")
+        llama_cpp, problem = _equal_tokens(expected, found["llama_cpp"], tolerance, "llama.cpp: ")
         problems += problem
     if problems:
         raise _differs(problems)
@@ -251,17 +253,20 @@ def logits_error(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
     return float((torch.cat(theirs) - ours_flat).square().mean().sqrt() / size)
 
 
-def _equal_tokens(expected: Expected, found: list[int], tolerance: float, by: str = "") -> tuple[int, list[str]]:
-    """How many tokens of the continuation are equal, and whether the next one is a mistake rather than a tie."""
-    ours = expected.continuation
-    for index, token in enumerate(ours):
-        if index < len(found) and found[index] == token:
-            continue
-        if index < len(found) and _is_tie(expected.choices[index], token, found[index], tolerance):
-            return index, []
-        other = found[index] if index < len(found) else "the end"
-        return index, [f"{by}token {index + 1} of the greedy continuation is {other}, not {token}"]
-    return len(ours), []
+def _equal_tokens(expected: Expected, answer: dict[str, Any], tolerance: float, by: str = "") -> tuple[int, list[str]]:
+    """How many tokens of the continuation are equal, and whether the next one is a mistake rather than a tie, or the
+    end of the text: formats differ in how many tokens they can name that end one."""
+    found = answer["continuation"]
+    for index, token in enumerate(expected.continuation):
+        if index >= len(found):
+            if answer["has_ended"]:
+                return index, []
+            return index, [f"{by}the greedy continuation ends after {index} tokens, before {token}"]
+        if found[index] != token:
+            if _is_tie(expected.choices[index], token, found[index], tolerance):
+                return index, []
+            return index, [f"{by}token {index + 1} of the greedy continuation is {found[index]}, not {token}"]
+    return len(expected.continuation), []
 
 
 def _is_tie(logits: torch.Tensor, ours: int, theirs: int, tolerance: float) -> bool:
@@ -271,7 +276,7 @@ def _is_tie(logits: torch.Tensor, ours: int, theirs: int, tolerance: float) -> b
 
 def _differs(problems: list[str]) -> DataError:
     error = DataError(
-        "\n  - ".join(["The export was loaded and differs from the model. Nothing was written.", *problems]),
+        "\n  - ".join(["The export does not compute what the model computes. Nothing was written.", *problems]),
         remedy="Report this with the model and the versions of transformers and llmtrain. --no-check writes it anyway.",
         reason="export_differs",
     )

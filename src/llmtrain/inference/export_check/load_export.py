@@ -90,7 +90,9 @@ def run_model(request: Request, logits_file: Path) -> Values:
     text = model.generate(
         input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=request["max_new_tokens"]
     )
-    return {"eos": eos, "continuation": text[0, prompt.shape[1] :].tolist()}
+    continuation = text[0, prompt.shape[1] :].tolist()
+    has_ended = continuation[-1:] in [[token] for token in (eos if isinstance(eos, list) else [eos])]
+    return {"eos": eos, "continuation": continuation, "has_ended": has_ended}
 
 
 def load_model(request: Request) -> Any:
@@ -137,7 +139,8 @@ def run_llama_cpp(request: Request) -> Values:
     for text in request["texts"]:
         body = {"content": text, "add_special": False, "parse_special": True}
         ids.append(post(f"{server.listening_address}/tokenize", body)["tokens"])
-    return {"ids": ids, "continuation": answer["tokens"]}
+    # The token that ends a text is not among the tokens.
+    return {"ids": ids, "continuation": answer["tokens"], "has_ended": answer.get("stop_type") == "eos"}
 
 
 def post(url: str, body: Values) -> Any:
