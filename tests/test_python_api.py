@@ -152,7 +152,7 @@ else:
     best: float = result.best_val_loss
     text: str = llmtrain.load_model(result.run_dir).generate("The ", max_new_tokens=5)
     loss: float = llmtrain.evaluate(result.run_dir, "a.txt").loss
-    names: list[str] = llmtrain.export(result.run_dir, "out", dtype="bfloat16").files
+    names: list[str] = llmtrain.export(result.run_dir, "out", dtype="bfloat16", check=False).files
     rows: list[dict[str, object]] = [dict(row) for row in llmtrain.metrics(result.run_id, wide=True)]
     listed: int = len(llmtrain.list_runs(sort="age"))
     differences: object = llmtrain.compare_runs(["first", result.run_id])["config_differences"]
@@ -413,8 +413,8 @@ def test_model_functions_return_what_commands_print(trained: llmtrain.TrainResul
     assert llmtrain.generate("first", "The ", max_new_tokens=8, root=root) == generated["text"]
     evaluated = cli("eval", *where, "--file", "text.txt").json
     assert llmtrain.evaluate("first", "text.txt", root=root).as_dict() == evaluated
-    exported = cli("export", *where, "--to", "one").json
-    result = llmtrain.export("first", Path("two"), root=root)
+    exported = cli("export", *where, "--no-check", "--to", "one").json
+    result = llmtrain.export("first", Path("two"), check=False, root=root)
     assert {**result.as_dict(), "to": "one", "pushed_to": None} == exported
     for name in result.files:
         assert Path("one", name).read_bytes() == Path("two", name).read_bytes()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from llmtrain.config.load import ConfigSource, Override
     from llmtrain.config.schema import Config
     from llmtrain.core.progress import ProgressMode
-    from llmtrain.inference.loaded_model import Dtype, Evaluation, ExportResult, Model
+    from llmtrain.inference.loaded_model import Dtype, Evaluation, ExportResult, Format, Model
     from llmtrain.kubernetes.client import Cluster
     from llmtrain.operate.cluster_run import ClusterRun
     from llmtrain.operate.fetch.choice import Only
@@ -46,9 +46,6 @@ Overrides = Sequence[str] | Mapping[str, Any]
 OnLog = Callable[[int, dict[str, float]], None]
 
 _is_training = threading.Lock()
-
-
-# On this machine.
 
 
 def load_config(source: "ConfigSource | None" = None, overrides: Overrides = ()) -> "Config":
@@ -234,14 +231,16 @@ def export(
     merge: bool = False,
     dtype: "Dtype | None" = None,
     base_model: str | None = None,
+    format: "Format" = "hf",
+    check: bool = True,
     checkpoint: str | int = "best",
     root: PathLike = "runs",
 ) -> "ExportResult":
-    """Write the model of a run to a directory that transformers or peft loads, see Model.export."""
-    from llmtrain.inference.loaded_model import export_once
+    """Write the model of a run to a directory that transformers, peft or llama.cpp loads, see Model.export."""
+    from llmtrain.inference.loaded_model import ExportOptions, export_once
 
     model = load_model(run, checkpoint=checkpoint, device="cpu", root=root)
-    return export_once(model.loaded, model.source, to, merge, dtype, base_model)
+    return export_once(model.loaded, model.source, to, base_model, ExportOptions(merge, dtype, format, check))
 
 
 def metrics(run: PathLike, *, wide: bool = False, root: PathLike = "runs") -> list[dict[str, Any]]:

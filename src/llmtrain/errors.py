@@ -57,6 +57,7 @@ class ExitCode(IntEnum):
 Reason = Literal[
     "disk_full",
     "earlier_start_ended",
+    "export_differs",
     "gave_up",
     "gpu_memory",
     "master_unreachable",

@@ -50,7 +50,7 @@ def verb(root: Path, text: Path, workdir: Path, tiny: list[str]) -> Callable[[st
         "init": ["init", "--text", str(text), "--to", "made.yaml"],
         "generate": ["generate", *of_run, "--prompt", "the ", "--max-new-tokens", "20"],
         "eval": ["eval", *of_run, "--file", str(text)],
-        "export": ["export", *of_run, "--to", str(workdir / "exported")],
+        "export": ["export", "--no-check", *of_run, "--to", str(workdir / "exported")],
         "runs list": ["runs", "list", "--root", str(root)],
         "runs show": ["runs", "show", "one", "--root", str(root)],
         "runs compare": ["runs", "compare", "one", "other", "--root", str(root)],

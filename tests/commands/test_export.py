@@ -20,7 +20,7 @@ class TestExport:
         assert [path.name for path in (workdir / "exported").iterdir()] == ["mine.txt"]
 
     def test_unwritable_target_is_refused(self, cli, root: Path, text: Path) -> None:
-        done = cli("export", "--run", "one", "--root", root, "--to", text / "below")
+        done = cli("export", "--no-check", "--run", "one", "--root", root, "--to", text / "below")
         assert done.code == 64
         assert "Cannot write" in done.err
 
@@ -76,7 +76,7 @@ class TestExport:
 
     def test_model_without_export_format(self, cli, train) -> None:
         train("output.run_id=dummy")
-        done = cli("export", "--run", "dummy", "--to", "there")
+        done = cli("export", "--no-check", "--run", "dummy", "--to", "there")
         assert done.code == 64
         assert "dummy_gpt" in done.err
         assert not Path("there").exists()

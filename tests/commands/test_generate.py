@@ -56,7 +56,7 @@ class TestGenerate:
         words = ["--root", root, "--prompt", "the ", "--max-new-tokens", 8, "--json"]
         assert cli("generate", "one", *words).json == cli("generate", "--run", "one", *words).json
         assert cli("generate", "one", "--adapter", "x", "--root", root).code == 64
-        assert cli("export", "one", "--root", root, "--to", "out").code == 0
+        assert cli("export", "--no-check", "one", "--root", root, "--to", "out").code == 0
 
     def test_run_by_path(self, cli, root: Path) -> None:
         assert cli("generate", "--run", root / "one", "--max-new-tokens", 3, "--json").json["run"] == "one"

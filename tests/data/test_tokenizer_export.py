@@ -172,3 +172,29 @@ def test_export_is_a_tokenizer_directory_for_the_next_run(tmp_path: Path) -> Non
         assert [again.encode(text).tolist() for text in TEXTS] == [tokenizer.encode(text).tolist() for text in TEXTS]
         assert [ids.tolist() for ids in again.encode_many(TEXTS, 1)] == [tokenizer.encode(t).tolist() for t in TEXTS]
         shutil.rmtree(tmp_path / kind)
+
+
+def test_class_that_would_rebuild_the_tokenizer_is_replaced(tmp_path: Path) -> None:
+    """As of SmolLM: numbers are split into digits, and GPT2Tokenizer of transformers does not read that."""
+    from transformers import AutoTokenizer
+
+    from llmtrain.data.tokenizers.keep_ids import keep_ids
+
+    bpe = tokenizers.ByteLevelBPETokenizer()
+    bpe.train_from_iterator(["12:30 2026 1234 the cat"] * 50, vocab_size=290, special_tokens=["<|end|>"])
+    layout = json.loads(bpe.to_str())
+    digits = {"type": "Digits", "individual_digits": True}
+    layout["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, layout["pre_tokenizer"]]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
+    values = {"eos_token": "<|end|>", "chat_template": "{{ messages }}"}
+    for name, is_replaced in (("PreTrainedTokenizerFast", False), ("GPT2Tokenizer", True)):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({**values, "tokenizer_class": name}))
+        ours = HFTokenizer(tmp_path)
+        keep_ids(ours, tmp_path)
+        written = json.loads((tmp_path / "tokenizer_config.json").read_text())
+        assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
+        assert (written == {**values, "tokenizer_class": name}) == (not is_replaced)
+        loaded = AutoTokenizer.from_pretrained(tmp_path)
+        assert loaded("in 2026 at 12:30")["input_ids"] == ours.encode("in 2026 at 12:30").tolist()
+        assert loaded.eos_token == "<|end|>"
+        assert loaded.chat_template == values["chat_template"]

@@ -48,8 +48,11 @@ def root(tmp_path_factory: pytest.TempPathFactory, tiny: list[str]) -> Path:
 def test_pipeline_continues_text_as_generate_does(root: Path, cli: Cli, workdir: Path, run_id: str) -> None:
     from transformers import pipeline
 
-    done = cli("export", "--run", run_id, "--root", root, "--to", "exported", "--json")
+    is_checked = run_id not in ("char", "trained")  # one new process per format
+    options = [] if is_checked else ["--no-check"]
+    done = cli("export", "--run", run_id, "--root", root, "--to", "exported", *options, "--json")
     assert done.code == 0, done.err
+    assert (done.json["check"] is not None) == ("export-check.json" in done.json["files"]) == is_checked
     assert {"tokenizer.json", "tokenizer_config.json", "generation_config.json"} <= set(done.json["files"])
     ours = cli(
         *("generate", "--run", run_id, "--root", root, "--prompt", PROMPT, "--temperature", 0),
@@ -66,7 +69,7 @@ def test_pipeline_continues_text_as_generate_does(root: Path, cli: Cli, workdir:
 
 @pytest.mark.hf
 def test_exported_run_can_be_used_as_model_directory(root: Path, cli: Cli) -> None:
-    assert cli("export", "--run", "byte", "--root", root, "--to", "exported").code == 0
+    assert cli("export", "--no-check", "--run", "byte", "--root", root, "--to", "exported").code == 0
     common = ["generate", "--prompt", PROMPT, "--temperature", 0, "--max-new-tokens", 6, "--json"]
     run = cli(*common, "--run", "byte", "--root", root).json["text"]
     assert cli(*common, "--model", "exported", "--raw").json["text"] == run
@@ -91,8 +94,8 @@ def test_every_file_follows_the_umask(cli: Cli, cache: Path, workdir: Path, umas
     sets += ["trainer.max_steps=1", "trainer.warmup_steps=0", "run.device=cpu", "run.threads=1", "output.run_id=mine"]
     done = cli("train", "-c", "lora_instruct", *(part for text in sets for part in ("--set", text)))
     assert done.code == 0, done.err
-    assert cli("export", "--run", "mine", "--to", "adapter").code == 0
-    assert cli("export", "--run", "mine", "--merge", "--to", "merged").code == 0
+    assert cli("export", "--no-check", "--run", "mine", "--to", "adapter").code == 0
+    assert cli("export", "--no-check", "--run", "mine", "--merge", "--to", "merged").code == 0
     files = [path for name in ("runs", "adapter", "merged") for path in (workdir / name).rglob("*") if path.is_file()]
     assert sum(path.suffix == ".safetensors" for path in files) >= 5
     modes = {str(path): oct(path.stat().st_mode & 0o777) for path in files}
@@ -102,7 +105,7 @@ def test_every_file_follows_the_umask(cli: Cli, cache: Path, workdir: Path, umas
 @pytest.mark.parametrize("mask", [0o022, 0o027])
 def test_export_of_a_gpt_follows_the_umask(root: Path, cli: Cli, workdir: Path, umask: Any, mask: int) -> None:
     umask(mask)
-    assert cli("export", "--run", "byte", "--root", root, "--to", "exported").code == 0
+    assert cli("export", "--no-check", "--run", "byte", "--root", root, "--to", "exported").code == 0
     assert {path.stat().st_mode & 0o777 for path in (workdir / "exported").iterdir()} == {0o666 & ~mask}
 
 
@@ -121,17 +124,17 @@ def test_base_dtype_is_the_default(cli: Cli, workdir: Path, root: Path) -> None:
 
         AutoModelForCausalLM.from_pretrained(base, dtype=name).save_pretrained(base)
         short = str(name).removeprefix("torch.")
-        assert cli("export", "--model", base, "--to", short).code == 0
+        assert cli("export", "--no-check", "--model", base, "--to", short).code == 0
         assert stored_dtypes(workdir / short) == {str(name)}
-    assert cli("export", "--model", base, "--dtype", "float32", "--to", "wide").code == 0
+    assert cli("export", "--no-check", "--model", base, "--dtype", "float32", "--to", "wide").code == 0
     assert stored_dtypes(workdir / "wide") == {"torch.float32"}
-    assert cli("export", "--run", "byte", "--root", root, "--to", "gpt").code == 0
+    assert cli("export", "--no-check", "--run", "byte", "--root", root, "--to", "gpt").code == 0
     assert stored_dtypes(workdir / "gpt") == {"torch.float32"}
-    assert cli("export", "--model", base, "--dtype", "int8", "--to", "no").code == 64
+    assert cli("export", "--no-check", "--model", base, "--dtype", "int8", "--to", "no").code == 64
 
 
 def test_model_card_describes_the_gpt(root: Path, cli: Cli, workdir: Path) -> None:
-    assert cli("export", "--run", "char", "--root", root, "--to", "exported").code == 0
+    assert cli("export", "--no-check", "--run", "char", "--root", root, "--to", "exported").code == 0
     card = (workdir / "exported" / "README.md").read_text()
     for line in ("d_model: 16", "n_layers: 1", "n_heads: 2", "block_size: 16", "tokenizer: char", "| steps | 4 |"):
         assert line in card, line
@@ -142,7 +145,7 @@ def test_model_card_describes_the_gpt(root: Path, cli: Cli, workdir: Path) -> No
 def test_push_needs_a_token_and_a_destination(root: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    of_run = ["export", "--run", "byte", "--root", root, "--json"]
+    of_run = ["export", "--no-check", "--run", "byte", "--root", root, "--json"]
     assert cli(*of_run).code == 64
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     for name in ("me/mine", "not a name"):
@@ -167,19 +170,32 @@ def test_push_uploads_what_export_writes(root: Path, cli: Cli, workdir: Path, mo
 
     monkeypatch.setattr(upload, "check_upload", lambda name: None)  # noqa: ARG005
     monkeypatch.setattr(upload, "upload_model", record)
-    done = cli("export", "--run", "byte", "--root", root, "--push-to-hub", "me/mine", "--json")
+    done = cli("export", "--no-check", "--run", "byte", "--root", root, "--push-to-hub", "me/mine", "--json")
     assert done.code == 0, done.err
     assert uploaded == {"name": "me/mine", "private": True, "files": done.json["files"]}
     assert (done.json["pushed_to"], done.json["to"]) == ("https://hub/me/mine", None)
     assert list(workdir.iterdir()) == []
-    both = cli("export", "--run", "byte", "--root", root, "--push-to-hub", "me/x", "--public", "--to", "here", "--json")
+    both = cli(
+        "export",
+        "--no-check",
+        "--run",
+        "byte",
+        "--root",
+        root,
+        "--push-to-hub",
+        "me/x",
+        "--public",
+        "--to",
+        "here",
+        "--json",
+    )
     assert (uploaded["name"], uploaded["private"]) == ("me/x", False)
     assert {path.name for path in (workdir / "here").iterdir()} == set(both.json["files"])
 
 
 def test_config_has_the_end_of_text(root: Path, cli: Cli, workdir: Path) -> None:
     for run_id, expected in (("byte", 0), ("char", None), ("trained", 0)):
-        assert cli("export", "--run", run_id, "--root", root, "--to", run_id).code == 0
+        assert cli("export", "--no-check", "--run", run_id, "--root", root, "--to", run_id).code == 0
         for name in ("config.json", "generation_config.json"):
             values = json.loads((workdir / run_id / name).read_text())
             assert (values["eos_token_id"], values["bos_token_id"]) == (expected, expected)
@@ -200,7 +216,7 @@ def test_full_disk_leaves_nothing_behind(
         raise problem
 
     monkeypatch.setattr("llmtrain.inference.export.write_atomic", write_half)
-    done = cli("export", "--run", "byte", "--root", root, "--to", "exported", "--json")
+    done = cli("export", "--no-check", "--run", "byte", "--root", root, "--to", "exported", "--json")
     assert (done.code, done.json["reason"]) == (65, "disk_full"), done.err
     assert done.json["remedy"]
     assert list(workdir.iterdir()) == []

@@ -125,9 +125,9 @@ def test_adapter_on_another_base_of_the_same_shape_is_refused(tune, cli, workdir
 
 def test_exported_adapter_keeps_its_model_card(tune, cli, workdir: Path) -> None:
     assert tune("run.notes=taught to say words").code == 0
-    assert cli("export", "--adapter", "runs/mine/adapter", "--merge", "--to", "merged").code == 0
+    assert cli("export", "--no-check", "--adapter", "runs/mine/adapter", "--merge", "--to", "merged").code == 0
     assert "taught to say words" in (workdir / "merged" / "README.md").read_text()
-    assert cli("export", "--model", "base", "--to", "copy").code == 0
+    assert cli("export", "--no-check", "--model", "base", "--to", "copy").code == 0
     assert not (workdir / "copy" / "README.md").exists()
 
 
@@ -140,23 +140,23 @@ def test_full_fine_tune_works_without_its_base(tune, cli, base: Path) -> None:
     assert after.json["loss"] == before["loss"]
     assert after.json["base"] is None
     assert "base model is not evaluated" in after.err
-    assert cli("export", "--run", "mine", "--to", "out").code == 0
+    assert cli("export", "--no-check", "--run", "mine", "--to", "out").code == 0
 
 
 def test_export_with_an_invalid_generation_config(tune, cli, base: Path) -> None:
     (base / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_p": 0.9}))
     assert tune().code == 0
-    done = cli("export", "--run", "mine", "--merge", "--to", "out")
+    done = cli("export", "--no-check", "--run", "mine", "--merge", "--to", "out")
     assert done.code == 0, done.err
 
 
 def test_bfloat16_export_has_half_the_size(tune, cli, workdir: Path) -> None:
     assert tune().code == 0
     for dtype in ("float32", "bfloat16"):
-        assert cli("export", "--run", "mine", "--merge", "--dtype", dtype, "--to", dtype).code == 0
+        assert cli("export", "--no-check", "--run", "mine", "--merge", "--dtype", dtype, "--to", dtype).code == 0
     whole, half = ((workdir / name / "model.safetensors").stat().st_size for name in ("float32", "bfloat16"))
     assert 0.4 < half / whole < 0.7
-    assert cli("export", "--run", "mine", "--dtype", "int8", "--to", "no").code == 64
+    assert cli("export", "--no-check", "--run", "mine", "--dtype", "int8", "--to", "no").code == 64
 
 
 def test_eval_distinguishes_examples_and_text(tune, cli, workdir: Path) -> None:

@@ -60,12 +60,12 @@ def test_export_leaves_the_model_as_it_is(lora: Path, tmp_path: Path) -> None:
     model = load(lora, "lora")
     before = losses(model, lora)
     assert before[0] < before[1]
-    model.export(tmp_path / "rounded", merge=True, dtype="bfloat16")
+    model.export(tmp_path / "rounded", merge=True, dtype="bfloat16", check=False)
     assert losses(model, lora) == before
-    model.export(tmp_path / "adapter")
+    model.export(tmp_path / "adapter", check=False)
     assert load_file(tmp_path / "adapter" / "adapter_model.safetensors")
-    model.export(tmp_path / "merged", merge=True, dtype="float32")
-    load(lora, "lora").export(tmp_path / "expected", merge=True, dtype="float32")
+    model.export(tmp_path / "merged", merge=True, dtype="float32", check=False)
+    load(lora, "lora").export(tmp_path / "expected", merge=True, dtype="float32", check=False)
     merged, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("merged", "expected"))
     assert all(tensor.equal(expected[name]) for name, tensor in merged.items())
 

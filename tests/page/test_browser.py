@@ -1,5 +1,6 @@
 """The page in a real browser: Debian's chromium, driven by Playwright."""
 
+import json
 import re
 import shutil
 import time
@@ -215,6 +216,28 @@ def test_end_sample_is_shown_on_samples_tab(root: Path, serve_page: Serve, viewe
     make_run(root, "done", steps=20, extras=False)
     viewer.enter(serve_page(root), "/run/local/done/samples")
     viewer.wait_text(".sample", "a model that had finished")
+
+
+def test_samples_of_several_runs_are_shown_beside_each_other(root: Path, serve_page: Serve, viewer: Viewer) -> None:
+    for name, answers in (("left", {"say red": "red", "say blue": "blue"}), ("right", {"say red": "rot"})):
+        samples = make_run(root, name, steps=20, extras=False) / "samples"
+        samples.mkdir(exist_ok=True)
+        rows = [{"prompt": prompt, "answer": answer} for prompt, answer in answers.items()]
+        (samples / "step_20.json").write_text(json.dumps(rows))
+    page = viewer.enter(serve_page(root), "/run/local/left/samples")
+    viewer.wait_text("main .card", "a model that had finished")
+    page.get_by_label("Step of left").select_option("20")
+    viewer.wait_text("main .card", "say blue")
+    page.wait_for_function("document.querySelectorAll('[aria-label=\"Compare with\"] option').length > 1")
+    page.get_by_label("Compare with").select_option("local/right")
+    page.get_by_label("Step of right").select_option("20")
+    viewer.wait_text("main .card", "say red\\s+red\\s+rot")
+    first = page.locator(".sample", has_text="say red").locator("pre")
+    assert first.nth(0).bounding_box()["y"] == first.nth(1).bounding_box()["y"]
+    viewer.wait_text("main .card", "Not asked at this step")
+    page.get_by_title("Remove right").click()
+    page.wait_for_function("!document.querySelector('main .card').innerText.includes('rot')")
+    assert viewer.errors == []
 
 
 APPEND_TWICE = """async () => {

@@ -136,11 +136,11 @@ def test_export_does_not_contain_the_path_of_the_base_model(workspace: Workspace
 
 def test_export_names_the_given_base_model(workspace: Workspace, cli: Cli, workdir: Path) -> None:
     to = ("--to", workdir / "out", "--json")
-    unnamed = cli("export", *workspace.run_options(), *to)
+    unnamed = cli("export", "--no-check", *workspace.run_options(), *to)
     assert (unnamed.code, unnamed.json["base_model"]) == (0, None)
     assert "--base-model" in unnamed.err
     shutil.rmtree(workdir / "out")
-    named = cli("export", *workspace.run_options(), "--base-model", "somebody/tiny@v1.0", *to)
+    named = cli("export", "--no-check", *workspace.run_options(), "--base-model", "somebody/tiny@v1.0", *to)
     assert (named.code, named.json["base_model"]) == (0, "somebody/tiny@v1.0"), named.err
     assert "warning" not in named.err
     assert read_base(workdir / "out") == ("somebody/tiny", "somebody/tiny", "v1.0")
@@ -148,22 +148,33 @@ def test_export_names_the_given_base_model(workspace: Workspace, cli: Cli, workd
     for option, expected in ((), ("somebody/tiny", "v1.0")), (("--base-model", "me/other"), ("me/other", None)):
         copied = workdir / expected[0].replace("/", "-")
         source = ("--adapter", workdir / "out", "--model", workspace.base)
-        assert cli("export", *source, *option, "--to", copied).code == 0
+        assert cli("export", "--no-check", *source, *option, "--to", copied).code == 0
         assert read_base(copied) == (expected[0], *expected)
-    merged = cli("export", *workspace.run_options(), "--merge", "--base-model", "somebody/tiny", "--to", workdir / "m")
+    merged = cli(
+        "export",
+        "--no-check",
+        *workspace.run_options(),
+        "--merge",
+        "--base-model",
+        "somebody/tiny",
+        "--to",
+        workdir / "m",
+    )
     assert merged.code == 0, merged.err
     assert yaml.safe_load((workdir / "m" / "README.md").read_text().split("---\n")[1])["base_model"] == "somebody/tiny"
 
 
 @pytest.mark.parametrize("name", ["/mnt/me/base", "a/b/c", "", "somebody/tiny@", "somebody/tiny@a b"])
 def test_export_refuses_an_invalid_base_model(workspace: Workspace, cli: Cli, workdir: Path, name: str) -> None:
-    done = cli("export", *workspace.run_options(), "--base-model", name, "--to", workdir / "out", "--json")
+    done = cli(
+        "export", "--no-check", *workspace.run_options(), "--base-model", name, "--to", workdir / "out", "--json"
+    )
     assert (done.code, done.json["error"]) == (64, "UsageError")
     assert not (workdir / "out").exists()
 
 
 def test_export_of_a_model_that_is_not_fine_tuned_has_no_base(workspace: Workspace, cli: Cli, workdir: Path) -> None:
-    plain = ("export", "--model", workspace.base, "--to", workdir / "out", "--json")
+    plain = ("export", "--no-check", "--model", workspace.base, "--to", workdir / "out", "--json")
     refused = cli(*plain, "--base-model", "somebody/tiny")
     assert (refused.code, refused.json["error"]) == (64, "UsageError")
     done = cli(*plain)
@@ -173,7 +184,7 @@ def test_export_of_a_model_that_is_not_fine_tuned_has_no_base(workspace: Workspa
 
 def test_export_of_an_adapter_directory(workspace: Workspace, cli: Cli, workdir: Path) -> None:
     adapter = workspace.run("lora") / "adapter"
-    done = cli("export", "--adapter", adapter, "--merge", "--to", workdir / "merged", "--json")
+    done = cli("export", "--no-check", "--adapter", adapter, "--merge", "--to", workdir / "merged", "--json")
     assert done.code == 0, done.err
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(done.json["files"])
     merged, expected = llmtrain_logits(workspace, model=str(workdir / "merged")), llmtrain_logits(workspace, run="lora")
@@ -183,7 +194,15 @@ def test_export_of_an_adapter_directory(workspace: Workspace, cli: Cli, workdir:
 def test_export_of_another_checkpoint(workspace: Workspace, cli: Cli, workdir: Path) -> None:
     first = workspace.steps("lora")[0]
     done = cli(
-        "export", *workspace.run_options(), "--checkpoint", f"step_{first}", "--merge", "--to", workdir / "m", "--json"
+        "export",
+        "--no-check",
+        *workspace.run_options(),
+        "--checkpoint",
+        f"step_{first}",
+        "--merge",
+        "--to",
+        workdir / "m",
+        "--json",
     )
     assert done.json["step"] == first
     expected = llmtrain_logits(workspace, run="lora", checkpoint=f"step_{first}")
@@ -199,7 +218,7 @@ def test_export_to_a_full_disk(
     if exists:
         to.mkdir()
     with max_file_size(8_000):
-        done = cli("export", *workspace.run_options(), *merge, "--to", to)
+        done = cli("export", "--no-check", *workspace.run_options(), *merge, "--to", to)
     assert done.code == 64, done.err
     assert str(to) in done.err
     assert "Traceback" not in done.err
@@ -233,6 +252,7 @@ def test_export_to_a_full_tmpfs(workspace: Workspace, workdir: Path) -> None:
             "-m",
             "llmtrain",
             "export",
+            "--no-check",
             *workspace.run_options(),
             "--merge",
             "--to",
@@ -249,6 +269,6 @@ def test_export_to_a_full_tmpfs(workspace: Workspace, workdir: Path) -> None:
 def test_export_refuses_a_non_empty_directory(workspace: Workspace, cli: Cli, workdir: Path) -> None:
     (workdir / "out").mkdir()
     (workdir / "out" / "precious").write_text("mine")
-    done = cli("export", *workspace.run_options(), "--merge", "--to", workdir / "out")
+    done = cli("export", "--no-check", *workspace.run_options(), "--merge", "--to", workdir / "out")
     assert done.code == 64
     assert [path.name for path in (workdir / "out").iterdir()] == ["precious"]

@@ -88,7 +88,7 @@ def test_model_directory_does_not_use_the_network(workspace: Workspace, tmp_path
         workspace.train(*ONE_STEP, "output.run_id=offline"),
         ["generate", "--run", "offline", "--prompt", "say red", "--max-new-tokens", "2"],
         ["eval", "--adapter", "runs/offline/adapter", "--file", str(workspace.val)],
-        ["export", "--run", "offline", "--merge", "--to", "merged"],
+        ["export", "--no-check", "--run", "offline", "--merge", "--to", "merged"],
         workspace.train(*ONE_STEP, "model.path=somebody/model"),
     ]
     done = subprocess.run(
@@ -173,10 +173,10 @@ def from_hub(workspace: Workspace, hub: FakeHub, tmp_path_factory: pytest.TempPa
         calls.append((name, token, workspace.train(*ONE_STEP, f"model.path={repo}", cache, run_id)))
     name, token = next(iter(TOKENS_OF_HUB.items()))
     commands = [
-        ["export", "--run", "hf-token", "--to", "adapter"],
+        ["export", "--no-check", "--run", "hf-token", "--to", "adapter"],
         ["fetch-model", "somebody/hf_token", "--to", "fetched/base"],
         workspace.train(*ONE_STEP, "model.path=fetched/base", "output.run_id=fetched", cache),
-        ["export", "--run", "fetched", "--to", "fetched-adapter"],
+        ["export", "--no-check", "--run", "fetched", "--to", "fetched-adapter"],
         workspace.train(*ONE_STEP, "model.path=fetched/base", "model.lora=null", "output.run_id=full", cache),
     ]
     calls += [(name, token, command) for command in commands]
@@ -208,7 +208,7 @@ def test_base_model_of_the_hub_is_named_with_its_commit(
         assert json.loads((checkpoint / "state.json").read_text())["base_model"] == f"somebody/hf_token@{commit}"
     # The run knows it, also when the directory that was fetched is gone.
     (directory / "fetched").rename(directory / "moved")
-    done = cli("export", "--run", "full", "--root", runs, "--to", workdir / "full", "--json")
+    done = cli("export", "--no-check", "--run", "full", "--root", runs, "--to", workdir / "full", "--json")
     (directory / "moved").rename(directory / "fetched")
     assert (done.code, done.json["base_model"]) == (0, f"somebody/hf_token@{commit}"), done.err
     head = yaml.safe_load((workdir / "full" / "README.md").read_text().split("---\n")[1])
@@ -236,7 +236,7 @@ def test_secret_in_the_notes_is_redacted(
     monkeypatch.setenv("HF_TOKEN", "hf_CanaryInTheNotes5")
     done = cli(*workspace.train(*ONE_STEP, "run.notes=pasted hf_CanaryInTheNotes5 here"))
     assert done.code == 0, done.err
-    exported = cli("export", "--run", done.json["run_id"], "--to", workdir / "out", "--merge")
+    exported = cli("export", "--no-check", "--run", done.json["run_id"], "--to", workdir / "out", "--merge")
     assert exported.code == 0, exported.err
     assert "CanaryInTheNotes5" not in done.out + done.err + exported.out
     assert files_with(workdir, "CanaryInTheNotes5") == []

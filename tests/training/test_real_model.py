@@ -68,6 +68,18 @@ def test_lora_lowers_the_validation_loss_and_loads_in_peft(
     check_logits(model, tmp_path)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "q8_0"])
+def test_llama_cpp_continues_as_the_model_does(cli, model: Path, tmp_path: Path, dtype: str) -> None:
+    pytest.importorskip("gguf")
+    pytest.importorskip("xllamacpp")
+    done = cli("export", "--model", model, "--format", "gguf", "--dtype", dtype, "--to", tmp_path / dtype, "--json")
+    assert done.code == 0, done.err
+    check = done.json["check"]
+    assert check["chat_template"] is True
+    assert check["logits_error"] < (1e-5 if dtype == "bf16" else 3e-2)  # it is stored in bfloat16
+    assert check["llama_cpp_equal_tokens"] >= 8
+
+
 def check_logits(model: Path, directory: Path) -> None:
     """Logits of peft and transformers, in a process without llmtrain, against those of llmtrain."""
     import torch

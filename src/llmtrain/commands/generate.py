@@ -1,28 +1,65 @@
 """llmtrain generate: generate text with a trained model."""
 
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmtrain.commands.options import SAMPLING, SOURCE, DeviceOption, JsonOption, show, with_option_groups
+from llmtrain.commands.options import SAMPLING, SOURCES, DeviceOption, JsonOption, show, with_option_groups
+from llmtrain.commands.side_by_side import columns
 from llmtrain.commands.spinner import progress
 from llmtrain.commands.stream import TextStream, is_streaming
 from llmtrain.core.arguments import Sampling, Source
 from llmtrain.core.terminal import say
 from llmtrain.errors import DataError, Interrupted, UsageError
 
+if TYPE_CHECKING:
+    from llmtrain.training.shutdown import StopFlag
+
 SEPARATOR = "---"
 """Line between two samples."""
 OnText = Callable[[str], None]
 
 
+@dataclass(frozen=True)
+class Request:
+    """What every model is asked."""
+
+    prompt: str
+    raw: bool
+    sampling: Sampling
+    num_samples: int
+    device: str
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The texts of one model."""
+
+    run: str
+    step: int | None
+    before: str
+    """The text that they continue."""
+    samples: list[str]
+
+    @property
+    def head(self) -> str:
+        return self.run if self.step is None else f"{self.run} at step {self.step}"
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.before + text for text in self.samples]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"run": self.run, "step": self.step, "text": self.samples[0], "samples": self.samples}
+
+
 @with_option_groups
 def command(
-    source: Source = SOURCE,
+    sources: Sequence[Source] = SOURCES,
     prompt: Annotated[str, typer.Option(help="A question, or text to continue.")] = "",
     prompt_file: Annotated[
         str | None,
@@ -36,35 +73,60 @@ def command(
     device: DeviceOption = "auto",
     json_: JsonOption = False,
 ) -> None:
-    """Generate text from a run, adapter or model directory."""
+    """Generate text from a run, adapter or model directory; from several with the same prompt and seed, shown beside
+    each other."""
     from llmtrain.training.shutdown import StopFlag
 
     prompt = read_prompt(prompt, prompt_file)
+    request = Request(prompt, raw, sampling, num_samples, device)
+    is_streamed = is_streaming(json_) and len(sources) == 1
+    answers: list[Answers] = []
     with StopFlag() as stop:
-        with progress("Loading the model"):
-            from llmtrain.inference.generate import generate_text, prompt_for
-            from llmtrain.inference.load import load_model
-
-            loaded = load_model(source, device)
-        question = prompt_for(loaded, prompt, raw)
-        before = prompt if isinstance(question, str) else ""  # of a text that continues it
-
-        def sample(number: int, on_text: OnText | None) -> str:
-            seeded = replace(sampling, seed=sampling.seed + number)
-            return generate_text(loaded, question, seeded, stop=lambda: stop.requested, on_text=on_text)
-
-        stop.enter_loop(saves=False)
-        is_streamed = is_streaming(json_)
-        samples: list[str] = []
-        while len(samples) < num_samples and not (samples and stop.requested):
-            number = len(samples)
-            samples.append(stream_sample(sample, number, before) if is_streamed else sample(number, None))
+        for source in sources:
+            if not stop.requested:
+                answers.append(ask(source, request, is_streamed, stop))
     if not is_streamed:
-        value = {"run": loaded.label, "step": loaded.step, "prompt": prompt, "text": samples[0], "samples": samples}
-        show(json_, value, f"\n{SEPARATOR}\n".join(before + text for text in samples))
+        show_answers(prompt, answers, is_several=len(sources) > 1, as_json=json_)
     if stop.requested:
         say("interrupted: the output is incomplete.", sys.stderr)
         raise typer.Exit(Interrupted.exit_code)
+
+
+def ask(source: Source, request: Request, is_streamed: bool, stop: "StopFlag") -> Answers:
+    """The texts of one model, which are printed meanwhile if `is_streamed`."""
+    with progress("Loading the model"):
+        from llmtrain.inference.generate import generate_text, prompt_for
+        from llmtrain.inference.load import load_model
+
+        loaded = load_model(source, request.device)
+    question = prompt_for(loaded, request.prompt, request.raw)
+    before = request.prompt if isinstance(question, str) else ""  # of a text that continues it
+
+    def sample(number: int, on_text: OnText | None) -> str:
+        seeded = replace(request.sampling, seed=request.sampling.seed + number)
+        return generate_text(loaded, question, seeded, stop=lambda: stop.requested, on_text=on_text)
+
+    stop.enter_loop(saves=False)
+    samples: list[str] = []
+    while len(samples) < request.num_samples and not (samples and stop.requested):
+        number = len(samples)
+        samples.append(stream_sample(sample, number, before) if is_streamed else sample(number, None))
+    return Answers(loaded.label, loaded.step, before, samples)
+
+
+def show_answers(prompt: str, answers: "Sequence[Answers]", is_several: bool, as_json: bool) -> None:
+    """Print the texts of one model below each other, those of several beside each other."""
+    values = [each.as_dict() for each in answers]
+    if not is_several:
+        show(as_json, {"prompt": prompt, **values[0]}, f"\n{SEPARATOR}\n".join(answers[0].texts))
+        return
+    heads = [each.head for each in answers]
+    count = max(len(each.texts) for each in answers)
+    blocks = []
+    for number in range(count):
+        texts = ["".join(each.texts[number : number + 1]) for each in answers]
+        blocks.append(columns(heads, texts))
+    show(as_json, {"prompt": prompt, "models": values}, f"\n{SEPARATOR}\n".join(blocks))
 
 
 def stream_sample(sample: Callable[[int, OnText], str], number: int, before: str) -> str:

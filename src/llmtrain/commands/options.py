@@ -55,6 +55,15 @@ RunArgument = Annotated[
     str | None,
     typer.Argument(metavar="RUN", help="As --run.", show_default=False, autocompletion=complete_run),
 ]
+RunArguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[RUN]...",
+        help="As --run. Several runs, adapter or model directories are shown beside each other.",
+        show_default=False,
+        autocompletion=complete_run,
+    ),
+]
 AdapterOption = Annotated[
     str | None, typer.Option("--adapter", help="Directory of a peft adapter.", show_default=False)
 ]
@@ -86,6 +95,8 @@ DEFAULT_ROOT = Source.root
 
 # Groups: a command that takes a Source, a Sampling or a ClusterPlace has one option per field of it.
 SOURCE = Source()
+SOURCES = (SOURCE,)
+"""Of a command that takes several models."""
 SAMPLING = Sampling()
 CURRENT = ClusterPlace()
 RUN_ARGUMENT = "run_argument"
@@ -114,9 +125,11 @@ _GROUP_OPTIONS: dict[str, Any] = {
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """The command with one option per field of its groups. The default of a group has the defaults of the options."""
     groups: dict[str, Source | Sampling | ClusterPlace] = {}
+    several = set()
     parameters = []
     for parameter in inspect.signature(command).parameters.values():
-        group = parameter.default
+        takes_several = parameter.default is SOURCES
+        group = SOURCE if takes_several else parameter.default
         if not isinstance(group, Source | Sampling | ClusterPlace):
             parameters.append(parameter)
             continue
@@ -124,7 +137,10 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
         for name, default in vars(group).items():
             parameters.append(parameter.replace(name=name, annotation=_GROUP_OPTIONS[name], default=default))
         if isinstance(group, Source):
-            parameters.append(parameter.replace(name=RUN_ARGUMENT, annotation=RunArgument, default=None))
+            annotation = RunArguments if takes_several else RunArgument
+            if takes_several:
+                several.add(parameter.name)
+            parameters.append(parameter.replace(name=RUN_ARGUMENT, annotation=annotation, default=None))
 
     signature = inspect.Signature(parameters)
 
@@ -135,15 +151,33 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
         values = bound.arguments
         for parameter, group in groups.items():
             given = {name: values.pop(name) for name in vars(group)}
-            if isinstance(group, Source):
-                given["run"] = _one_run(values.pop(RUN_ARGUMENT), given["run"])
-            values[parameter] = replace(group, **given)
+            if not isinstance(group, Source):
+                values[parameter] = replace(group, **given)
+                continue
+            named = values.pop(RUN_ARGUMENT)
+            if parameter in several:
+                values[parameter] = _sources(named or [], replace(group, **given))
+            else:
+                values[parameter] = replace(group, **{**given, "run": _one_run(named, given["run"])})
         command(**values)
 
     # Typer reads the names and defaults from the one and the types from the other.
     run.__signature__ = signature  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _sources(names: list[str], options: Source) -> list[Source]:
+    if len(names) < 2:
+        return [replace(options, run=_one_run(names[0] if names else None, options.run))]
+    if options.run or options.adapter:
+        raise UsageError(
+            f"Several models were given: {', '.join(names)}; --run and --adapter name another one.",
+            remedy="Pass all of them without --run and --adapter.",
+        )
+    from llmtrain.commands.side_by_side import named_sources
+
+    return named_sources(names, options)
 
 
 def _one_run(argument: str | None, option: str | None) -> str | None:

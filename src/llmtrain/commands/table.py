@@ -14,7 +14,7 @@ COMMANDS = {
         "generate": "Generate text with a run, an adapter or a model directory.",
         "chat": "Chat with a model in the terminal.",
         "eval": "Evaluate a model on text files.",
-        "export": "Write a model directory that transformers or peft loads.",
+        "export": "Write a model that transformers, peft or llama.cpp loads.",
     },
     "On a Kubernetes cluster": {
         "launch": "Run a config or a command on a cluster, and watch it.",

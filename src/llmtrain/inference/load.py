@@ -67,6 +67,18 @@ class LoadedModel:
     """Whether it was trained by llmtrain, so that `config` is the config of its run."""
 
     @property
+    def is_trained_from_scratch(self) -> bool:
+        """Whether it is a model of ours, not one of transformers."""
+        return not isinstance(self.config.model, HfCausalLmSection)
+
+    def save_tokenizer(self, folder: Path) -> None:
+        """As an export has it: that of a model of ours without a BOS token that it has not seen."""
+        if self.is_trained_from_scratch:
+            self.tokenizer.export(folder, self.adapter.context_length())
+        else:
+            self.tokenizer.save(folder)
+
+    @property
     def autocast(self) -> Autocast:
         return autocast_for(self.config.trainer, self.adapter, self.device)
 

@@ -11,14 +11,13 @@ from llmtrain.core.arguments import Sampling, Source, as_integer, as_text, check
 from llmtrain.errors import UsageError
 from llmtrain.hub.model_names import parse_hub_model
 from llmtrain.inference.evaluate import evaluate_files
-from llmtrain.inference.export import export_model, with_base_model
+from llmtrain.inference.export import FORMATS, ExportOptions, Format, export_model, parse_dtype, with_base_model
 from llmtrain.inference.generate import generate_text, prompt_for
 from llmtrain.inference.load import LoadedModel, load_model
-from llmtrain.models.base import EXPORT_DTYPES
 from llmtrain.training.shutdown import StopEvent
 
 PathLike = str | os.PathLike[str]
-Dtype = Literal["float32", "bfloat16", "float16"]
+Dtype = Literal["float32", "bfloat16", "float16", "f32", "bf16", "f16", "q8_0"]
 OnText = Callable[[str], None]
 OnProgress = Callable[[str, int, int | None], None]
 
@@ -60,6 +59,9 @@ class ExportResult:
     files: list[str]
     base_model: str | None
     """NAME or NAME@REVISION on the Hugging Face hub; None if it is not known, and without a base model."""
+    format: Format
+    check: dict[str, Any] | None
+    """What was compared with the model after loading the export in a new process; None if it was not checked."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -148,32 +150,51 @@ class Model:
         )
 
     def export(
-        self, to: PathLike, *, merge: bool = False, dtype: Dtype | None = None, base_model: str | None = None
+        self,
+        to: PathLike,
+        *,
+        merge: bool = False,
+        dtype: Dtype | None = None,
+        base_model: str | None = None,
+        format: Format = "hf",
+        check: bool = True,
     ) -> ExportResult:
-        """Write a directory that transformers loads, or peft for a LoRA run without `merge`.
+        """Write a directory that transformers loads, or peft for a LoRA run without `merge`; or a GGUF file.
 
         to: directory to create; an existing one must be empty.
         merge: LoRA runs: merge the adapter into the base model.
         dtype: data type of the weights; by default that of the base model, float32 for weights that a run has trained.
+            q8_0 (8 bits) only for GGUF.
         base_model: name on the Hugging Face hub of the model that was fine-tuned, as NAME or NAME@REVISION, for the
             model card; by default what was recorded when it was downloaded.
+        format: hf, or gguf for llama.cpp and Ollama.
+        check: load the export in a new process and compare it with the model. If it differs, raises DataError and
+            writes nothing.
         """
         loaded = replace(self._loaded, module=copy.deepcopy(self._loaded.module))
-        return export_once(loaded, self._source, to, merge, dtype, base_model)
+        return export_once(loaded, self._source, to, base_model, ExportOptions(merge, dtype, format, check))
 
 
 def export_once(
-    loaded: LoadedModel, source: Source, to: PathLike, merge: bool, dtype: Dtype | None, base_model: str | None
+    loaded: LoadedModel, source: Source, to: PathLike, base_model: str | None, options: ExportOptions
 ) -> ExportResult:
     """Model.export without a copy in memory: the module is changed and cannot be used afterwards."""
     to = as_text("to", to)
-    if dtype is not None:
-        check_one_of("dtype", dtype, EXPORT_DTYPES)
+    check_one_of("format", options.format, FORMATS)
+    options = replace(options, dtype=parse_dtype("dtype", options.dtype, options.format))
     if base_model is not None:
         loaded = with_base_model(loaded, parse_hub_model(as_text("base_model", base_model), "base_model"))
-    files = export_model(loaded, Path(to).expanduser(), merge, dtype, source)
-    base = str(loaded.base_model) if loaded.base_model else None
-    return ExportResult(loaded.label, loaded.step, loaded.val_loss, to, files, base)
+    written = export_model(loaded, Path(to).expanduser(), options, source)
+    return ExportResult(
+        run=loaded.label,
+        step=loaded.step,
+        val_loss=loaded.val_loss,
+        to=to,
+        files=written.files,
+        base_model=str(loaded.base_model) if loaded.base_model else None,
+        format=options.format,
+        check=written.check.as_dict() if written.check else None,
+    )
 
 
 def _is_set(stop: StopEvent | None) -> Callable[[], bool]:

@@ -177,6 +177,11 @@ class ModelAdapter(ABC):
         """
         return None
 
+    def export_config(self) -> dict[str, Any] | None:
+        """config.json of an export, if `export` writes what AutoModelForCausalLM of transformers loads. The export is
+        then checked by loading it."""
+        return None
+
     def export(
         self,
         module: nn.Module,  # noqa: ARG002

@@ -45,7 +45,7 @@ def template_identity(tokenizer_dir: Path | None) -> str | None:
 
 class ChatTemplate:
     def __init__(self, tokenizer_dir: Path) -> None:
-        self._tokenizer = _load(tokenizer_dir, template_identity(tokenizer_dir))
+        self._tokenizer = load_in_transformers(tokenizer_dir)
 
     def render(self, messages: list[Message], add_generation_prompt: bool) -> str:
         """The conversation as text; with add_generation_prompt, up to where the next answer begins."""
@@ -57,6 +57,11 @@ class ChatTemplate:
             )
         except Exception as problem:  # a template is code and can raise anything
             raise BadRecord(f"the chat template rejects the conversation: {_one_line(problem)}") from None
+
+
+def load_in_transformers(tokenizer_dir: Path) -> Any:
+    """The tokenizer as transformers opens the directory."""
+    return _load(tokenizer_dir, template_identity(tokenizer_dir))
 
 
 @lru_cache(maxsize=2)

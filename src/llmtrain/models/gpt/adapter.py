@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,11 +12,18 @@ from llmtrain.core.text import one_line
 from llmtrain.errors import DataError
 from llmtrain.models.base import LossFunction, ModelAdapter, NextLogits, parameter_count
 from llmtrain.models.gpt.format_files import State
-from llmtrain.models.gpt.gpt2_format import read_gpt2, write_gpt2
+from llmtrain.models.gpt.gpt2_format import gpt2_config, read_gpt2, write_gpt2
 from llmtrain.models.gpt.kv_cache import KVCache
 from llmtrain.models.gpt.model import GPT, LanguageModel
 from llmtrain.models.gpt.modern import ModernGPT, fused_rows
-from llmtrain.models.gpt.modern_formats import read_nanochat, read_qwen3, write_nanochat, write_qwen3
+from llmtrain.models.gpt.modern_formats import (
+    nanochat_config,
+    qwen3_config,
+    read_nanochat,
+    read_qwen3,
+    write_nanochat,
+    write_qwen3,
+)
 from llmtrain.models.losses import compiled_loss, needs_chunks
 
 
@@ -117,6 +125,13 @@ class GPTAdapter(ModelAdapter):
             return logits[0, -1]  # (V,)
 
         return next_logits
+
+    def export_config(self) -> dict[str, Any]:
+        c = self.config
+        if not isinstance(c, ModernGptSection):
+            return gpt2_config(c, self.vocab_size)
+        values = qwen3_config if c.mlp == "swiglu" else nanochat_config
+        return values(c, self.vocab_size)
 
     def export(
         self, module: nn.Module, directory: Path, end_of_text: int | None = None, dtype: str = "float32"

@@ -47,10 +47,10 @@ def write_gpt2(
             value = value.t()
         prefix = "" if name == "lm_head.weight" else _PREFIX
         tensors[prefix + name] = value
-    write_files(directory, tensors, _gpt2_config(config, vocab_size), end_of_text, dtype)
+    write_files(directory, tensors, gpt2_config(config, vocab_size), end_of_text, dtype)
 
 
-def _gpt2_config(config: GptSection, vocab_size: int) -> dict[str, Any]:
+def gpt2_config(config: GptSection, vocab_size: int) -> dict[str, Any]:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -78,7 +78,7 @@ def read_gpt2(directory: Path, config: GptSection, vocab_size: int) -> State:
         "n_inner": actual.get("n_inner") or 4 * int(actual.get("n_embd", 0)),
         "tie_word_embeddings": actual.get("tie_word_embeddings", True),
     }
-    expected = _gpt2_config(config, vocab_size)
+    expected = gpt2_config(config, vocab_size)
     check_fields(directory, {name: expected[name] for name in _SHAPE}, actual)
     check_settings(directory, _FIXED, actual)
     state = {}

@@ -64,13 +64,16 @@ def write_qwen3(
     for layer in range(config.shape.n_layers):
         block = _unfuse(_below(state, f"h.{layer}."), fused_rows(config), _QWEN3_BLOCK)
         tensors |= {f"model.layers.{layer}.{name}": tensor for name, tensor in block.items()}
-    values = {
+    write_files(directory, tensors, qwen3_config(config, vocab_size), end_of_text, dtype)
+
+
+def qwen3_config(config: ModernGptSection, vocab_size: int) -> dict[str, Any]:
+    return {
         "architectures": ["Qwen3ForCausalLM"],
         **_qwen3_fields(config, vocab_size),
         **_other_fields(config),
         "use_sliding_window": False,
     }
-    write_files(directory, tensors, values, end_of_text, dtype)
 
 
 def read_qwen3(directory: Path, config: ModernGptSection, vocab_size: int) -> State:
@@ -100,13 +103,16 @@ def write_nanochat(
         block["mlp.up.weight"] = block["mlp.up.weight"] * block["norm_2.weight"]
         named = _unfuse(block, fused_rows(config), _NANOCHAT_BLOCK)
         tensors |= {f"model.layers.{layer}.{name}": tensor for name, tensor in named.items()}
-    values = {
+    write_files(directory, tensors, nanochat_config(config, vocab_size), end_of_text, dtype)
+
+
+def nanochat_config(config: ModernGptSection, vocab_size: int) -> dict[str, Any]:
+    return {
         "architectures": ["NanoChatForCausalLM"],
         **_nanochat_fields(config, vocab_size),
         **_other_fields(config),
         "tie_word_embeddings": False,
     }
-    write_files(directory, tensors, values, end_of_text, dtype)
 
 
 def read_nanochat(directory: Path, config: ModernGptSection, vocab_size: int) -> State:

@@ -54,10 +54,10 @@ from llmtrain.models.hf.files import (
 from llmtrain.models.hf.installed import check_installed
 from llmtrain.models.hf.lora import (
     ADAPTER,
+    adapter_tensors,
     add_lora,
     describe_adapted,
     has_adapter,
-    is_adapter_weight,
     lora_layers,
     save_adapter,
 )
@@ -332,12 +332,12 @@ class HFCausalLMAdapter(ModelAdapter):
         if not has_adapter(module):
             return None
         adapted: Any = module.model
-        tensors = {}
-        for name, parameter in module.named_parameters():
-            if is_adapter_weight(name):
-                tensors[name.removeprefix("model.")] = _full_copy(parameter)
+        tensors = adapter_tensors(module)
         base = self.base_model()
         return lambda directory: save_adapter(adapted, tensors, directory / ADAPTER, base)
+
+    def export_config(self) -> dict[str, Any]:
+        return dict(self.hf_config.get_text_config().to_dict())
 
     def export(
         self,
@@ -390,8 +390,3 @@ def enable_adapters(module: nn.Module, enabled: bool) -> None:
     """Without its adapters, the module is the base model."""
     for layer in lora_layers(module):
         layer.enable_adapters(enabled)
-
-
-def _full_copy(parameter: torch.Tensor) -> torch.Tensor:
-    full = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-    return full.detach().cpu().clone()

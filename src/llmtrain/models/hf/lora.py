@@ -229,6 +229,16 @@ def is_adapter_weight(name: str) -> bool:
     return ".lora_" in name
 
 
+def adapter_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of all adapter weights, gathered from the shards of all ranks."""
+    tensors = {}
+    for name, parameter in module.named_parameters():
+        if is_adapter_weight(name):
+            full = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+            tensors[name.removeprefix("model.")] = full.detach().cpu().clone()
+    return tensors
+
+
 def is_adapter(directory: Path) -> bool:
     return (directory / ADAPTER_CONFIG).is_file()
 

@@ -6,6 +6,7 @@ import { card, command, copyButton, h, setText, tiles } from "./dom.js";
 import { CurvesPanel } from "./curves.js";
 import { LogPanel } from "./logs.js";
 import { RanksPanel, table } from "./ranks.js";
+import { SamplesPanel } from "./samples.js";
 import { runLink, stateBadge } from "./state.js";
 import { ago, beside, bytes, clock, compact, count, duration, left, loss, money, percent } from "./format.js";
 
@@ -110,23 +111,9 @@ export class RunView {
     if (this.panel === panel) this.follow({ log: String(this.rank) }, end === null ? "" : `;${end}`);
   }
 
-  async show_samples() {
-    const steps = [...this.details.samples].reverse();
-    const end = this.details.has_end_sample ? [h("option", { value: "end" }, "End of the run")] : [];
-    const choice = h("select", { "aria-label": "Step" }, ...end, ...steps.map((step) => h("option", { value: String(step) }, `Step ${count(step)}`)));
-    const place = h("div");
-    const show = async () => {
-      try {
-        const { samples } = await get("/api/samples", { key: this.key, step: choice.value });
-        place.replaceChildren(...samples.map((row) => h("div", { class: "sample" }, h("b", null, row.prompt || "(no prompt)"), h("pre", null, row.answer))));
-      } catch (problem) {
-        notice("view", problem);
-      }
-    };
-    choice.addEventListener("change", show);
-    this.body.append(h("div", { class: "toolbar" }, choice), card("Samples of the model", place));
+  show_samples() {
+    this.panel = new SamplesPanel(this.body, this.key, this.details);
     this.follow();
-    await show();
   }
 
   async show_config() {
