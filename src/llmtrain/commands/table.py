@@ -8,6 +8,7 @@ COMMANDS = {
         "init": "Write a commented config for your text or examples.",
         "train": "Train a model, or resume a run.",
         "plan": "Estimate whether a run fits, how long it takes and what it costs.",
+        "sweep": "Search for the best values of config fields.",
         "runs": "List, show, compare, price and prune runs.",
         "page": "Show runs in the browser, live.",
         "report": "Write runs to one HTML file, or to Markdown.",
@@ -72,8 +73,7 @@ OTHER_NAMES = {
 """What other tools call a command of llmtrain -> that command."""
 NOT_AVAILABLE = {
     "dpo": "Preference tuning is not available. `llmtrain train` can train on the chosen answers: docs/fine-tuning.md.",
-    "sweep": "Run `llmtrain train --set FIELD=VALUE` per value, then `llmtrain runs compare RUNS --group-by FIELD`.",
 }
 """Commands that people look for and llmtrain does not have -> what to do instead."""
-GROUPS = ("secret", "guard", "cluster", "presets", "runs", "tokenizer")
+GROUPS = ("secret", "guard", "cluster", "presets", "runs", "sweep", "tokenizer")
 MODULES = {"eval": "evaluate"}

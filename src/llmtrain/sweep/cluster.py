@@ -1,0 +1,1 @@
+"""Trials as runs on a Kubernetes cluster."""
