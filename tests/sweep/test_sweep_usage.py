@@ -42,7 +42,7 @@ class Refused:
         (["--space", SPACE, "--search", "grid"], "grid"),
         (["--space", SPACE, "--trials", "2", "--search", "bayes"], "halton"),
         (["--space", SPACE, "--trials", "2", "--metric", "val/accuracy"], "val/loss"),
-        (["--space", "trainer.optimizer=[adamw,sgd]", "--trials", "2"], "trial 1"),
+        (["--space", "trainer.optimizer=[adamw,sgd]", "--trials", "2"], "trial 0: space trainer.optimizer"),
         (["--space", "run.threads=[1,2]", "--trials", "2"], "run.threads"),
         (["--space", "output.run_id=[aa,bb]", "--trials", "2"], "output.run_id"),
         (["--space", SPACE, "--trials", "9", "--halving", "4"], "schedule_steps"),
@@ -54,8 +54,6 @@ class Refused:
     ],
 )
 def test_bad_input_is_refused(refused: Refused, words: list[str], named: str) -> None:
-    if "--name" in words or "--resume" in words:
-        pass
     assert named in refused(*words).err
 
 
@@ -86,7 +84,7 @@ def test_dry_run_shows_trials_and_price_and_writes_nothing(cli: Callable[..., An
     done = cli("sweep", *words, "--json")
     assert done.code == 0, done.err
     assert len(done.json["trials"]) == 9
-    # Rungs at 10 and 30 steps: 9 x 10 + 3 x 20, in three brackets of three; and three finalists once more.
+    # Rungs at 10 and 30 steps: 9 x 10 + 3 x 20; and three finalists once more.
     assert done.json["price"]["steps"] == 9 * 10 + 3 * 20 + 3 * 30
     assert done.json["price"]["all_steps"] == 9 * 30
     assert done.json["price"]["starts"] == 9 + 3 + 3

@@ -21,21 +21,21 @@ def rungs_to(max_steps: int, first: int, eta: int) -> list[int]:
     return found[::-1]
 
 
-def bracket_size(rungs: int, eta: int) -> int:
-    """The trials of a bracket that has one trial left at its last rung."""
-    return int(eta ** (rungs - 1))
-
-
 def brackets_of(trials: int, size: int) -> list[range]:
     """The numbers of the trials of each bracket; the last may have fewer."""
     return [range(first, min(first + size, trials)) for first in range(0, trials, size)]
+
+
+def kept_of(trials: int, eta: int) -> int:
+    """How many of the trials of a rung train on."""
+    return max(1, trials // eta)
 
 
 def promoted(losses: Mapping[int, float], eta: int) -> list[int]:
     """The trials of a complete rung that train on, best first: one in eta, and at least one. A trial that diverged is
     never promoted."""
     ranking: list[Ranking] = sorted((loss, number) for number, loss in losses.items())
-    kept = max(1, len(ranking) // eta)
+    kept = kept_of(len(ranking), eta)
     return [number for loss, number in ranking[:kept] if loss < WORST]
 
 
@@ -47,5 +47,5 @@ def steps_of(bracket: Sequence[int], rungs: Sequence[int], eta: int) -> int:
     for steps in rungs:
         total += size * (steps - before)
         before = steps
-        size = max(1, size // eta)
+        size = kept_of(size, eta)
     return total

@@ -4,7 +4,7 @@ first, so a sweep ends with the same table on any number of them, and after any 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmtrain.sweep.halving import WORST, bracket_size, brackets_of, promoted
+from llmtrain.sweep.halving import WORST, brackets_of, kept_of, promoted
 from llmtrain.sweep.record import SweepState
 from llmtrain.sweep.spec import OPTUNA, OPTUNA_BATCH, SweepSpec
 from llmtrain.sweep.trials import Trial
@@ -40,17 +40,29 @@ class Budget:
     @classmethod
     def of(cls, spec: SweepSpec, trials: int, rungs: Sequence[int]) -> "Budget":
         """`rungs`: empty without halving."""
-        size = trials
+        size = OPTUNA_BATCH if spec.search == OPTUNA else trials
+        eta = 1
         if rungs and spec.halving:
-            size = bracket_size(len(rungs), spec.halving.eta)
-        elif spec.search == OPTUNA:
-            size = OPTUNA_BATCH
-        eta = spec.halving.eta if spec.halving else 1
-        return cls(trials, tuple(rungs) or (None,), size, eta, spec.seeds, spec.finalists)
+            eta = spec.halving.eta
+            if spec.search == OPTUNA:
+                size = eta ** (len(rungs) - 1)
+            size = spec.halving.bracket or size
+        return cls(trials, tuple(rungs) or (None,), min(size, trials), eta, spec.seeds, spec.finalists)
 
     @property
     def brackets(self) -> list[range]:
         return brackets_of(self.trials, self.size)
+
+    @property
+    def seed_runs(self) -> int:
+        """Runs with other seeds, if no trial diverges."""
+        reached = 0
+        for numbers in self.brackets:
+            kept = len(numbers)
+            for _ in self.rungs[1:]:
+                kept = kept_of(kept, self.eta)
+            reached += kept
+        return min(self.finalists, reached) * (self.seeds - 1)
 
 
 def next_jobs(budget: Budget, state: SweepState) -> list[Job]:

@@ -21,7 +21,7 @@ from llmtrain.sweep.optuna_search import check_installed
 from llmtrain.sweep.record import SweepDirectory, already_exists
 from llmtrain.sweep.search import draw
 from llmtrain.sweep.space import Space, read_space
-from llmtrain.sweep.spec import GRID, MAX_NAME, OPTUNA, OPTUNA_BATCH, SweepSpec
+from llmtrain.sweep.spec import GRID, MAX_NAME, OPTUNA, SweepSpec
 from llmtrain.sweep.trials import Trial, TrialConfigs, check_trials, number_trials
 
 VERSION = 1
@@ -129,7 +129,7 @@ def _first_trials(sweep: Sweep) -> list[Trial]:
     search = sweep.spec.search
     if search == OPTUNA:
         search = "halton"  # nothing is known yet
-        count = min(count, sweep.budget.size, OPTUNA_BATCH)
+        count = min(count, sweep.budget.size)
     drawn = draw(sweep.space, search, sweep.spec.seed, count)
     return number_trials(sweep.directory.name, drawn, sweep.configs)
 

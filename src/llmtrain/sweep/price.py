@@ -13,7 +13,7 @@ from llmtrain.plan.cost import estimate_cost, node_type_of
 from llmtrain.plan.history import past_runs
 from llmtrain.plan.plan import plan_by_formula
 from llmtrain.plan.target import Target
-from llmtrain.sweep.halving import steps_of
+from llmtrain.sweep.halving import kept_of, steps_of
 from llmtrain.sweep.jobs import Budget
 from llmtrain.sweep.prepare import Sweep
 from llmtrain.sweep.trials import Trial
@@ -60,7 +60,7 @@ def price_sweep(sweep: Sweep, trials: Sequence[Trial]) -> Price:
 def _steps(budget: Budget, max_steps: int) -> int:
     rungs = [steps or max_steps for steps in budget.rungs]
     total = sum(steps_of(numbers, rungs, budget.eta) for numbers in budget.brackets)
-    return total + _seed_runs(budget) * max_steps
+    return total + budget.seed_runs * max_steps
 
 
 def _starts(budget: Budget) -> int:
@@ -69,15 +69,8 @@ def _starts(budget: Budget) -> int:
         size = len(numbers)
         for _ in budget.rungs:
             total += size
-            size = max(1, size // budget.eta)
-    return total + _seed_runs(budget)
-
-
-def _seed_runs(budget: Budget) -> int:
-    finalists = min(budget.finalists, budget.trials)
-    if len(budget.rungs) > 1:  # one trial of each bracket reaches the last rung
-        finalists = min(finalists, len(budget.brackets))
-    return finalists * (budget.seeds - 1)
+            size = kept_of(size, budget.eta)
+    return total + budget.seed_runs
 
 
 def _seconds_per_step(sweep: Sweep, trials: Sequence[Trial]) -> tuple[float | None, str, Target]:

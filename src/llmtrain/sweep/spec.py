@@ -32,6 +32,9 @@ class HalvingSection(Section):
     """Least number of steps after which trials are compared for the first time."""
     eta: Annotated[int, Field(ge=2, le=100)] = 3
     """One trial in `eta` trains on to the next rung, which has `eta` times as many steps."""
+    bracket: PositiveInt | None = None
+    """Trials that are compared with each other; trials of the next bracket use workers that would wait. null means all
+    trials; with search optuna, as many as leave one for the last rung, so that later brackets can learn from them."""
 
 
 class SweepSpec(Section):

@@ -7,7 +7,7 @@ from typing import Any
 
 from llmtrain.config.data import ExampleDataSection
 from llmtrain.config.document import Document
-from llmtrain.config.load import build_config
+from llmtrain.config.load import Override, build_config
 from llmtrain.config.schema import Config
 from llmtrain.config.trainer import TrainerSection
 from llmtrain.core.text import first_names, plural
@@ -42,15 +42,15 @@ class TrialConfigs:
     """Makes the config of a trial: the shared document with the values of the trial."""
 
     document: Document
-    shared: list[tuple[str, Any]]
+    shared: list[Override]
     """Fields that have the same value in all trials."""
     for_launch: bool = False
 
     def build(self, values: Values, run_id: str, seed: int | None = None) -> Config:
-        overrides = [*self.shared, *values.items(), ("output.run_id", run_id)]
+        overrides: list[Override] = [*self.shared, *values.items(), ("output.run_id", run_id)]
         if seed is not None:
             overrides.append(("run.seed", seed))
-        return build_config(self.document, overrides, for_launch=self.for_launch, overridden_by="trial")
+        return build_config(self.document, overrides, for_launch=self.for_launch, overridden_by="space")
 
 
 def number_trials(name: str, drawn: Sequence[Values], configs: TrialConfigs, first: int = 0) -> list[Trial]:
