@@ -13,7 +13,7 @@ from llmtrain.config.load import load_config
 from llmtrain.errors import CheckpointError, ExitCode, TrainingFailed, UsageError
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.metrics import read_metrics
-from llmtrain.sweep.driver import run_sweep
+from llmtrain.sweep.driver import drive
 from llmtrain.sweep.jobs import Job
 from llmtrain.sweep.outcome import diverged_at
 from llmtrain.sweep.prepare import reopen
@@ -25,7 +25,7 @@ def test_table_is_the_same_on_any_number_of_workers(make_sweep: MakeSweep) -> No
     tables = []
     for number, parallel in enumerate((1, 2, 4)):
         sweep = make_sweep(f"runs{number}")
-        tables.append(run_sweep(sweep, InThisProcess(number), parallel))
+        tables.append(drive(sweep, InThisProcess(number), parallel))
         assert json.loads(sweep.directory.table.read_text()) == tables[-1]
     assert tables[0]["is_complete"]
     assert tables[0]["rungs"] == [4, 12]
@@ -39,7 +39,7 @@ def test_promoted_trial_is_the_full_run(make_sweep: MakeSweep, workdir: Path) ->
 
     sweep = make_sweep()
     workers = InThisProcess(0)
-    best = run_sweep(sweep, workers, 2)["winner"]
+    best = drive(sweep, workers, 2)["winner"]
     assert (best["run_id"], 1) in workers.trained
     (workdir / "best.yaml").write_text(read_best(sweep.directory))
     whole = run_training(load_config(workdir / "best.yaml", ["output.root_dir=alone"]), progress="none")
@@ -52,7 +52,7 @@ class Killed(BaseException):
 
 
 def test_driver_that_is_killed_anywhere_ends_with_the_same_table(make_sweep: MakeSweep) -> None:
-    expected = run_sweep(make_sweep("whole"), InThisProcess(0), 2)
+    expected = drive(make_sweep("whole"), InThisProcess(0), 2)
     sweep = make_sweep("killed")
     starts = 0
     for seed in range(40):
@@ -64,7 +64,7 @@ def test_driver_that_is_killed_anywhere_ends_with_the_same_table(make_sweep: Mak
 
         workers.on_start = kill
         try:
-            table = run_sweep(reopen(sweep.directory), workers, 2)
+            table = drive(reopen(sweep.directory), workers, 2)
             break
         except Killed:
             starts += 1
@@ -79,7 +79,7 @@ def test_trials_that_diverge_count_as_worst(make_sweep: MakeSweep) -> None:
         trials=None,
         halving=None,
     )
-    table = run_sweep(sweep, InThisProcess(0), 1)
+    table = drive(sweep, InThisProcess(0), 1)
     assert [row["status"] for row in table["rows"]] == ["finished", DIVERGED, DIVERGED]
     assert table["winner"]["trial"] == 0
     assert table["rows"][1]["loss"] is None
@@ -98,13 +98,13 @@ def test_divergence_is_a_function_of_the_rows() -> None:
 
 def test_every_trial_diverges(make_sweep: MakeSweep) -> None:
     sweep = make_sweep(space={"trainer.lr": [1e30, 1e31]}, search="grid", trials=None, halving=None)
-    assert run_sweep(sweep, InThisProcess(0), 1)["winner"] is None
+    assert drive(sweep, InThisProcess(0), 1)["winner"] is None
     assert not sweep.directory.best.exists()
 
 
 def test_seeds_give_mean_and_error_of_finalists(make_sweep: MakeSweep) -> None:
     sweep = make_sweep(seeds=3)
-    table = run_sweep(sweep, InThisProcess(0), 4)
+    table = drive(sweep, InThisProcess(0), 4)
     with_seeds = [row for row in table["rows"] if row["seeds"]]
     assert len(with_seeds) == 3
     for row in with_seeds:
@@ -117,7 +117,7 @@ def test_seeds_give_mean_and_error_of_finalists(make_sweep: MakeSweep) -> None:
 def test_seeds_alone_give_the_mean_of_one_config(make_sweep: MakeSweep) -> None:
     sweep = make_sweep(space=None, halving=None, trials=None, seeds=3)
     workers = InThisProcess(0)
-    table = run_sweep(sweep, workers, 3)
+    table = drive(sweep, workers, 3)
     assert {run_id for run_id, _ in workers.trained} == {"demo-0", "demo-0-s1", "demo-0-s2"}
     assert table["winner"]["seeds"]["n"] == 3
 
@@ -125,7 +125,7 @@ def test_seeds_alone_give_the_mean_of_one_config(make_sweep: MakeSweep) -> None:
 def test_optuna_is_exact_too(make_sweep: MakeSweep) -> None:
     pytest.importorskip("optuna")
     values = {"search": "optuna", "trials": 12, "halving": None, "space": {"trainer.lr": "log(1e-3,1e-1)"}}
-    first = run_sweep(make_sweep("one", **values), InThisProcess(0), 1)
+    first = drive(make_sweep("one", **values), InThisProcess(0), 1)
     sweep = make_sweep("two", **values)
     workers = InThisProcess(1)
 
@@ -135,8 +135,8 @@ def test_optuna_is_exact_too(make_sweep: MakeSweep) -> None:
 
     workers.on_start = kill
     with pytest.raises(Killed):
-        run_sweep(sweep, workers, 4)
-    assert run_sweep(reopen(sweep.directory), InThisProcess(2), 4) == first
+        drive(sweep, workers, 4)
+    assert drive(reopen(sweep.directory), InThisProcess(2), 4) == first
     assert len(first["rows"]) == 12
 
 
@@ -151,7 +151,7 @@ def test_removed_trial_is_named(make_sweep: MakeSweep) -> None:
 
     workers.on_start = remove
     with pytest.raises(CheckpointError, match="was removed"):
-        run_sweep(sweep, workers, 1)
+        drive(sweep, workers, 1)
 
 
 def test_trial_that_cannot_be_trained_ends_the_sweep_with_its_error(make_sweep: MakeSweep, workdir: Path) -> None:
@@ -160,11 +160,11 @@ def test_trial_that_cannot_be_trained_ends_the_sweep_with_its_error(make_sweep: 
     sweep = make_sweep(overrides=["data.name=text_files", f"data.files=['{text}']"])
     text.unlink()
     with pytest.raises((UsageError, TrainingFailed), match=r"demo-0") as caught:
-        run_sweep(sweep, InThisProcess(0), 1)
+        drive(sweep, InThisProcess(0), 1)
     assert caught.value.remedy
     assert "--resume demo" in caught.value.remedy
     text.write_text("the pod waits for the master.\n" * 40)
-    assert run_sweep(reopen(sweep.directory), InThisProcess(0), 1)["is_complete"]
+    assert drive(reopen(sweep.directory), InThisProcess(0), 1)["is_complete"]
 
 
 def test_run_that_crashes_again_and_again_ends_the_sweep(make_sweep: MakeSweep) -> None:
@@ -172,7 +172,7 @@ def test_run_that_crashes_again_and_again_ends_the_sweep(make_sweep: MakeSweep) 
     workers = InThisProcess(0)
     workers.start = lambda job, _: workers._started.append(job)  # type: ignore[method-assign]
     with pytest.raises(TrainingFailed) as caught:
-        run_sweep(sweep, workers, 1)
+        drive(sweep, workers, 1)
     assert caught.value.reason == "gave_up"
 
 
@@ -180,7 +180,7 @@ def test_missing_metric_is_named(make_sweep: MakeSweep) -> None:
     sweep = make_sweep(halving=None, trials=2, metric="val/bits_per_byte")
     for path in (sweep.directory.path,):
         assert path.is_dir()
-    assert run_sweep(sweep, InThisProcess(0), 1)["metric"] == "val/bits_per_byte"
+    assert drive(sweep, InThisProcess(0), 1)["metric"] == "val/bits_per_byte"
 
 
 def test_changed_config_is_refused_on_resume(make_sweep: MakeSweep, workdir: Path) -> None:
@@ -213,7 +213,7 @@ def test_show_of_a_sweep_that_runs(make_sweep: MakeSweep, cli: Callable[..., Any
     workers = InThisProcess(0)
     seen: list[dict[str, Any]] = []
     workers.on_start = lambda _: seen.append(describe(sweep.directory))
-    run_sweep(sweep, workers, 1)
+    drive(sweep, workers, 1)
     assert seen[3]["is_running"]
     assert not seen[3]["is_complete"]
     assert [row["status"] for row in seen[3]["rows"]].count("waiting") == 9
@@ -235,12 +235,12 @@ def test_damaged_record_is_named(make_sweep: MakeSweep) -> None:
     sweep = make_sweep()
     sweep.directory.trials.write_text("{")
     with pytest.raises(CheckpointError, match=r"trials\.json"):
-        run_sweep(reopen(sweep.directory), InThisProcess(0), 1)
+        drive(reopen(sweep.directory), InThisProcess(0), 1)
 
 
 def test_trials_are_grouped_for_trackers(make_sweep: MakeSweep) -> None:
     sweep = make_sweep(halving=None, trials=1)
-    run_sweep(sweep, InThisProcess(0), 1)
+    drive(sweep, InThisProcess(0), 1)
     run = RunDirectory(sweep.directory.root / "demo-0")
     assert load_config(run.config).tracking.group == "demo"
     assert list(read_metrics(run.metrics))

@@ -106,7 +106,7 @@ def command(
         sweep = reopen(find_sweep(root, resume), config)
     else:
         spec, read = _read(given, file)
-        sweep, known = prepare(spec, read, spec.config, set_ or [], launch)
+        sweep, known = prepare(spec, read, spec.config, set_ or [], root if launch else None)
         price = price_sweep(sweep, known)
         if dry_run:
             value = {"trials": [trial.as_dict() for trial in known], "price": price.as_dict()}
@@ -168,14 +168,14 @@ def _check_resume(given: dict[str, Any], set_: list[str] | None, file: Path | No
 
 
 def _run(sweep: "Sweep", parallel: int | None, place: ClusterPlace) -> None:
-    from llmtrain.sweep.driver import run_sweep
+    from llmtrain.sweep.driver import drive
     from llmtrain.sweep.local import LocalWorkers, default_parallel, warn_of_inexact_gpus
 
     if sweep.is_launched:
         from llmtrain.sweep.cluster import ClusterWorkers
 
-        run_sweep(sweep, ClusterWorkers(sweep, place), parallel or sweep.budget.trials)
+        drive(sweep, ClusterWorkers(sweep.directory, place), parallel or sweep.budget.trials)
         return
     warn_of_inexact_gpus(sweep.base.run)
     count = parallel or default_parallel(sweep.base.run, sweep.threads or 1)
-    run_sweep(sweep, LocalWorkers(sweep.directory, sweep.base.run.device, sweep.search_path), count)
+    drive(sweep, LocalWorkers(sweep.directory, sweep.base.run.device, sweep.search_path), count)

@@ -33,15 +33,18 @@ WATCH_SECONDS = 5.0
 """How often the losses of running trials are read, to end one that has diverged."""
 
 
-def run_sweep(sweep: Sweep, workers: Workers, parallel: int) -> dict[str, Any]:
+def drive(sweep: Sweep, workers: Workers, parallel: int) -> dict[str, Any]:
     """Train until the table is complete, and return it. Raises Interrupted after SIGTERM or Ctrl-C, when all runs have
     saved and ended."""
     with RunLock(sweep.directory.lock), _stop_flag() as is_stopped:
         driver = _Driver(sweep, workers, parallel, is_stopped)
         try:
             driver.train_all()
+        except Interrupted as interrupted:
+            interrupted.what = f"The sweep was interrupted. {workers.end_all()}."
+            raise
         except BaseException:
-            driver.stop_all()
+            workers.end_all()
             raise
         return driver.finish()
 
@@ -82,15 +85,6 @@ class _Driver:
             write_atomic(sweep.directory.best, text)
         write_json(sweep.directory.table, table)
         return table
-
-    def stop_all(self) -> None:
-        """All runs save and end."""
-        for job in self._running.values():
-            self._workers.stop(job)
-        while self._running:
-            for job in self._workers.ended():
-                del self._running[job.run_id]
-            time.sleep(self._workers.poll_seconds)
 
     def _propose(self) -> None:
         """Ask a search that learns for the trials of the next bracket."""
@@ -190,9 +184,7 @@ class _Driver:
         )
 
     def _interrupted(self) -> Interrupted:
-        return Interrupted(
-            "The sweep was interrupted; its runs have saved.", remedy=f"Continue it: {self._resume_command}"
-        )
+        return Interrupted("The sweep was interrupted.", remedy=f"Continue it: {self._resume_command}")
 
     @property
     def _resume_command(self) -> str:

@@ -8,6 +8,7 @@ import fcntl
 import os
 import signal
 import subprocess
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,14 @@ class LocalWorkers:
         if pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
+
+    def end_all(self) -> str:
+        for each in list(self._started.values()):
+            self.stop(each.job)
+        while self._started:
+            self.ended()
+            time.sleep(POLL_SECONDS)
+        return "Its trials have saved"
 
     def _has_ended(self, started: _Started) -> bool:
         if started.process:

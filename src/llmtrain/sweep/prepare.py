@@ -68,17 +68,23 @@ class Sweep:
 
 
 def prepare(
-    spec: SweepSpec, space: Space, config: ConfigSource | None, overrides: Sequence[Any] = (), launch: bool = False
+    spec: SweepSpec,
+    space: Space,
+    config: ConfigSource | None,
+    overrides: Sequence[Any] = (),
+    launch_root: str | None = None,
 ) -> tuple[Sweep, list[Trial]]:
     """A new sweep, and its trials as far as they are known before the first one. Nothing is written yet. `overrides`:
-    those of the command line, which come after those of the spec."""
+    those of the command line, which come after those of the spec. `launch_root`: train on a cluster, and keep the
+    record and the fetched metrics in this directory; output.root_dir is one of the pods."""
+    launch = launch_root is not None
     if spec.search == OPTUNA:
         check_installed()
     shared: list[Any] = [*spec.overrides(), *overrides]
     base = load_config(config, shared, for_launch=launch)  # with plugins, and notes on an old document
     document, _ = read_config(config, [], for_launch=launch)
     name = spec.name or new_run_id(base.run.name)[:MAX_NAME].rstrip("-")
-    directory = SweepDirectory(Path(base.output.root_dir).expanduser() / name)
+    directory = SweepDirectory(Path(launch_root or base.output.root_dir).expanduser() / name)
     threads = None
     if not launch:
         threads = base.run.threads or omp_threads(os.environ) or 1

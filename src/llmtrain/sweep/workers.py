@@ -20,6 +20,9 @@ class Workers(Protocol):
     def stop(self, job: Job) -> None:
         """Ask a run to save and end; `ended` returns it later."""
 
+    def end_all(self) -> str:
+        """The driver ends: end the runs that end with it. Returns what became of them, for a message."""
+
     @property
     def poll_seconds(self) -> float:
         """How often to call `ended`."""
