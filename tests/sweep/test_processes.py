@@ -136,3 +136,14 @@ def test_table_is_the_same_on_1_2_and_4_workers_and_after_ten_kills(workdir: Pat
     finish(process)
     assert kills >= 6
     assert driver.sweep.table.read_text() == tables["1"]
+
+
+@pytest.mark.slow
+def test_python_example_of_the_page_runs(workdir: Path, repo: Path) -> None:
+    text = (repo / "docs" / "sweeps.md").read_text()
+    code = text.partition("```python\n")[2].partition("```")[0]
+    done = subprocess.run([sys.executable, "-c", code], cwd=workdir, capture_output=True, text=True, timeout=limit(200))
+    assert done.returncode == 0, done.stderr
+    assert "trainer.lr" in done.stdout
+    table = json.loads((workdir / "runs" / "tried" / "table.json").read_text())
+    assert table["is_complete"]
