@@ -107,6 +107,10 @@ def command(
     else:
         spec, read = _read(given, file)
         sweep, known = prepare(spec, read, spec.config, set_ or [], root if launch else None)
+        if launch:
+            from llmtrain.sweep.cluster import check_launch
+
+            check_launch(known, sweep.configs)
         price = price_sweep(sweep, known)
         if dry_run:
             value = {"trials": [trial.as_dict() for trial in known], "price": price.as_dict()}

@@ -7,13 +7,14 @@ has reached is read from its metrics, which are fetched when it has ended.
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from llmtrain.config.load import load_config
 from llmtrain.core.arguments import ClusterPlace
 from llmtrain.core.logs import warn
-from llmtrain.errors import ClusterError
+from llmtrain.errors import ClusterError, ConfigError, LlmtrainError
 from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch.job import config_map_name
 from llmtrain.launch.plan_job import plan_job
@@ -25,6 +26,7 @@ from llmtrain.operate.status.container_exits import exit_histories
 from llmtrain.runs.state import RunState
 from llmtrain.sweep.jobs import Job
 from llmtrain.sweep.record import SweepDirectory
+from llmtrain.sweep.trials import Trial, TrialConfigs
 
 POLL_SECONDS = 5.0
 MOST_AWAY_SECONDS = 600.0
@@ -103,8 +105,13 @@ class ClusterWorkers:
         status = run.status(with_log=False, with_usage=False)
         if not status.has_ended:
             return False
-        if status.state in (RunState.FINISHED, RunState.FAILED):
+        try:
             run.fetch(self._sweep.root, only="metrics")
+        except ClusterError:
+            raise
+        except LlmtrainError:
+            if status.state in (RunState.FINISHED, RunState.FAILED):
+                raise  # in other states it may have ended before it wrote a file, and is launched again
         if status.state == RunState.FAILED:
             self._errors[job.run_id] = _error(run.look(with_log=False, with_usage=False), status.exit_code)
         return True
@@ -117,6 +124,20 @@ class ClusterWorkers:
             warn("SWEEP", f"{problem.what} Trying again; the runs train on.")
         if now - self._away_since > MOST_AWAY_SECONDS:
             raise problem
+
+
+def check_launch(trials: Sequence[Trial], configs: TrialConfigs) -> None:
+    """Refuse trials that cannot be launched, with all problems at once. Asks no cluster."""
+    problems: dict[str, None] = {}
+    for trial in trials:
+        config = configs.build(trial.values, trial.run_id)
+        try:
+            code, _ = plugin_code(config, "the config", None)
+            plan_job(config, code=code)
+        except LlmtrainError as error:
+            problems[error.what_and_known] = None
+    if problems:
+        raise ConfigError("the sweep", list(problems))
 
 
 def _is_complete(run: ClusterRun, job: Job) -> bool:
