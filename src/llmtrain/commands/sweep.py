@@ -25,57 +25,69 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Search for the best values of config fields: run a sweep, or show one.")
 
 
+SpaceOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIELDS",
+        help="What to vary: FIELD=[a,b], FIELD=uniform(a,b), log(a,b) or int(a,b), separated by spaces.",
+        show_default=False,
+    ),
+]
+TrialsOption = Annotated[int | None, typer.Option(min=1, help="Number of trials.", show_default=False)]
+ParallelOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Trials at a time. Default: the GPUs, or the cores divided by run.threads.", show_default=False
+    ),
+]
+SearchOption = Annotated[
+    str | None, typer.Option(help="halton (the default), random, grid or optuna.", show_default=False)
+]
+HalvingOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="STEPS",
+        help="Stop trials early: compare them from this many steps on, and train a third of them on each time.",
+        show_default=False,
+    ),
+]
+SeedsOption = Annotated[
+    int | None, typer.Option(min=1, help="Seeds per finalist, or of the config alone.", show_default=False)
+]
+MetricOption = Annotated[str | None, typer.Option(help="What to compare. Default: val/loss.", show_default=False)]
+FileOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Sweep file: these options as YAML.", show_default=False)
+]
+NameOption = Annotated[str | None, typer.Option(help="Name of the sweep.", show_default=False)]
+ResumeOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Continue a sweep that was interrupted.", show_default=False)
+]
+LaunchOption = Annotated[
+    bool, typer.Option("--launch", help="Train each trial as a run of its own on a Kubernetes cluster.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the trials and what they cost; train nothing.")]
+
+
 @app.callback(invoke_without_command=True)
 @with_option_groups
 def command(
     ctx: typer.Context,
     config: ConfigOption = None,
     set_: SetOption = None,
-    space: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FIELDS",
-            help="What to vary: FIELD=[a,b], FIELD=uniform(a,b), log(a,b) or int(a,b), separated by spaces.",
-            show_default=False,
-        ),
-    ] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Number of trials.", show_default=False)] = None,
-    parallel: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Trials at a time. Default: the GPUs, or the cores divided by run.threads.", show_default=False
-        ),
-    ] = None,
-    search: Annotated[
-        str | None, typer.Option(help="halton (the default), random, grid or optuna.", show_default=False)
-    ] = None,
-    halving: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="STEPS",
-            help="Stop trials early: compare them from this many steps on, and train a third of them on each time.",
-            show_default=False,
-        ),
-    ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="Seeds per finalist, or of the config alone.", show_default=False)
-    ] = None,
-    metric: Annotated[str | None, typer.Option(help="What to compare. Default: val/loss.", show_default=False)] = None,
-    file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Sweep file: these options as YAML.", show_default=False)
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the sweep.", show_default=False)] = None,
-    resume: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Continue a sweep that was interrupted.", show_default=False)
-    ] = None,
-    launch: Annotated[
-        bool, typer.Option("--launch", help="Train each trial as a run of its own on a Kubernetes cluster.")
-    ] = False,
+    space: SpaceOption = None,
+    trials: TrialsOption = None,
+    parallel: ParallelOption = None,
+    search: SearchOption = None,
+    halving: HalvingOption = None,
+    seeds: SeedsOption = None,
+    metric: MetricOption = None,
+    file: FileOption = None,
+    name: NameOption = None,
+    resume: ResumeOption = None,
+    launch: LaunchOption = False,
     place: ClusterPlace = CURRENT,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the trials and what they cost; train nothing.")
-    ] = False,
+    dry_run: DryRunOption = False,
     root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from llmtrain.config.document import Document
 from llmtrain.config.load import ConfigSource, load_config, read_config
 from llmtrain.config.schema import Config, differences
+from llmtrain.config.trainer import TrainerSection
 from llmtrain.core.files import is_there
 from llmtrain.core.text import first_names
 from llmtrain.distributed.machine_limits import omp_threads
@@ -91,7 +92,7 @@ def prepare(
         shared.append(("run.threads", threads))
     if base.tracking.group is None:
         shared.append(("tracking.group", name))
-    budget = _budget(spec, space, base)
+    budget = _budget(spec, space, base.trainer)
     source = str(config) if isinstance(config, str | Path) else None
     configs = TrialConfigs(document, shared, launch)
     sweep = Sweep(directory, spec, space, budget, configs, base, source, threads, launch)
@@ -117,15 +118,15 @@ def reopen(directory: SweepDirectory, config: ConfigSource | None = None) -> Swe
     return sweep
 
 
-def _budget(spec: SweepSpec, space: Space, base: Config) -> Budget:
+def _budget(spec: SweepSpec, space: Space, trainer: TrainerSection) -> Budget:
     trials = spec.trials or 1
     if spec.search == GRID and spec.trials is None:
         trials = space.count(at_most=_MOST_COMBINATIONS) or 1
         if trials == _MOST_COMBINATIONS:
             raise ConfigError("the sweep", [f"the grid has {_MOST_COMBINATIONS:,} combinations or more. Set trials."])
     rungs: list[int] = []
-    if spec.halving and base.trainer.max_epochs is None:
-        rungs = rungs_to(base.trainer.steps, spec.halving.first_rung, spec.halving.eta)
+    if spec.halving and trainer.max_epochs is None:
+        rungs = rungs_to(trainer.steps, spec.halving.first_rung, spec.halving.eta)
     return Budget.of(spec, trials, rungs)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmtrain.config.data import ExampleDataSection
+from llmtrain.config.data import DataSection, ExampleDataSection
 from llmtrain.config.document import Document
 from llmtrain.config.load import Override, build_config
 from llmtrain.config.schema import Config
@@ -85,7 +85,7 @@ def check_trials(spec: SweepSpec, trials: Sequence[Trial], configs: TrialConfigs
         problems["space trainer.max_steps: it cannot be varied with halving, whose rungs are numbers of steps."] = []
     for trial in trials:
         config = configs.build(trial.values, trial.run_id)
-        for text in _problems(spec, config):
+        for text in _problems(spec, config.data, config.trainer):
             problems.setdefault(text, []).append(str(trial.number))
     if problems:
         texts = []
@@ -94,11 +94,11 @@ def check_trials(spec: SweepSpec, trials: Sequence[Trial], configs: TrialConfigs
         raise ConfigError("the sweep", texts)
 
 
-def _problems(spec: SweepSpec, config: Config) -> Iterator[str]:
-    if spec.metric == "val/bits_per_byte" and isinstance(config.data, ExampleDataSection):
-        yield f"metric val/bits_per_byte is not written with data {config.data.name}, but for text only. Use val/loss."
+def _problems(spec: SweepSpec, data: DataSection, trainer: TrainerSection) -> Iterator[str]:
+    if spec.metric == "val/bits_per_byte" and isinstance(data, ExampleDataSection):
+        yield f"metric val/bits_per_byte is not written with data {data.name}, but for text only. Use val/loss."
     if spec.halving:
-        yield from _schedule_problems(config.trainer, spec.halving)
+        yield from _schedule_problems(trainer, spec.halving)
 
 
 def _schedule_problems(trainer: TrainerSection, halving: HalvingSection) -> Iterator[str]:
