@@ -24,7 +24,7 @@ def make_sweep(workdir: Path, tiny: list[str]) -> MakeSweep:
         spec, space = read_spec({key: value for key, value in fields.items() if value is not None}, "test")
         sets = [*tiny, *STEPS, f"output.root_dir={workdir / root}", "output.report=false", *(overrides or [])]
         sweep, trials = prepare(spec, space, spec.config, sets)
-        sweep.directory.create(sweep.as_dict(), trials)
+        sweep.create(trials)
         return sweep
 
     return make

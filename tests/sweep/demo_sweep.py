@@ -22,7 +22,7 @@ def write_sweep(root: Path, name: str = "demo", trials: int = 9, jobs: int | Non
     budget = Budget.of(spec, trials, RUNGS)
     sweep = SweepDirectory(root / name)
     recorded: dict[str, Any] = {"created_at": "2026-11-19T00:00:00Z", "spec": spec.model_dump(mode="json")}
-    sweep.create({**recorded, "trials": trials, "rungs": RUNGS}, state.trials)
+    sweep.create({**recorded, "trials": trials, "rungs": RUNGS}, {}, state.trials)
     done = 0
     while (waiting := next_jobs(budget, state)) and done != jobs:
         job = waiting[0]

@@ -124,7 +124,7 @@ def make_launched(workdir: Path, tiny: list[str]) -> Callable[..., Sweep]:
         spec, space = read_spec({**fields, **values}, "test")
         sets = [*tiny, *SETS, *LAUNCH, *overrides]
         sweep, trials = prepare(spec, space, spec.config, sets, launch_root=str(workdir / "runs"))
-        sweep.directory.create(sweep.as_dict(), trials)
+        sweep.create(trials)
         return sweep
 
     return make

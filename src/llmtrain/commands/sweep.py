@@ -130,7 +130,7 @@ def command(
             return
         if not json_:
             show(False, {}, plan_text(sweep, [], price))
-        sweep.directory.create(sweep.as_dict(), known)
+        sweep.create(known)
     _run(sweep, parallel, place)
     value = describe(sweep.directory)
     show(json_, value, table_text(value), {"Best:": "green"})

@@ -24,6 +24,7 @@ from llmtrain.sweep.search import draw
 from llmtrain.sweep.space import Space, read_space
 from llmtrain.sweep.spec import GRID, MAX_NAME, OPTUNA, SweepSpec
 from llmtrain.sweep.trials import Trial, TrialConfigs, check_trials, number_trials
+from llmtrain.training.requirements import check_requirements
 
 VERSION = 1
 _MOST_COMBINATIONS = 10_000
@@ -56,16 +57,19 @@ class Sweep:
         return {
             "version": VERSION,
             "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "spec": self.spec.model_dump(mode="json"),
+            "spec": self.spec.model_dump(mode="json", exclude={"set"}),
             "trials": self.budget.trials,
             "rungs": [steps for steps in self.budget.rungs if steps is not None],
             "config": self.source,
-            "document": self.configs.document.values,
-            "document_source": self.configs.document.source,
-            "shared": self.configs.shared,
             "threads": self.threads,
             "is_launched": self.is_launched,
         }
+
+    def create(self, trials: Sequence[Trial]) -> None:
+        """Record it, with the trials that are known."""
+        document = self.configs.document
+        base = {"source": document.source, "document": document.values, "shared": self.configs.shared}
+        self.directory.create(self.as_dict(), base, trials)
 
 
 def prepare(
@@ -83,6 +87,8 @@ def prepare(
         check_installed()
     shared: list[Any] = [*spec.overrides(), *overrides]
     base = load_config(config, shared, for_launch=launch)  # with plugins, and notes on an old document
+    if not launch:
+        check_requirements("the config", base.sections())
     document, _ = read_config(config, [], for_launch=launch)
     name = spec.name or new_run_id(base.run.name)[:MAX_NAME].rstrip("-")
     directory = SweepDirectory(Path(launch_root or base.output.root_dir).expanduser() / name)
@@ -107,8 +113,9 @@ def reopen(directory: SweepDirectory, config: ConfigSource | None = None) -> Swe
     recorded = directory.read_spec()
     spec = SweepSpec(**recorded["spec"])
     space = read_space(spec.space, [])
-    document = Document(recorded["document_source"], recorded["document"])
-    shared = [each if isinstance(each, str) else (each[0], each[1]) for each in recorded["shared"]]
+    recorded_base = directory.read_base()
+    document = Document(recorded_base["source"], recorded_base["document"])
+    shared = [each if isinstance(each, str) else (each[0], each[1]) for each in recorded_base["shared"]]
     is_launched = bool(recorded["is_launched"])
     configs = TrialConfigs(document, shared, is_launched)
     base = load_config(document.values, shared, for_launch=is_launched)

@@ -77,7 +77,7 @@ def run_sweep(
         }
         spec, read = read_spec({key: value for key, value in values.items() if value is not None}, "run_sweep")
         sweep, known = prepare(spec, read, config)
-        sweep.directory.create(sweep.as_dict(), known)
+        sweep.create(known)
     run = sweep.base.run
     warn_of_inexact_gpus(run)
     workers = LocalWorkers(sweep.directory, run.device, sweep.search_path)

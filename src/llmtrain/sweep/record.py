@@ -1,10 +1,11 @@
 """The files of a sweep. They are all that a driver knows: it may be killed at any point and started again.
 
 runs/<sweep>/
-  sweep.json     what was asked for, the config that all trials share, and the threads per trial; never changes
+  sweep.json     what was asked for, and the threads per trial; never changes
   trials.json    the trials with their values, and the outcomes so far; replaced after each outcome
   usage.json     seconds and cost of each outcome, which no decision depends on
-  configs/       the config of each run that was started
+  configs/       base.json, the config that all trials share, and that of each run that was started, as the user wrote
+                 them: they may contain passwords, so only the user reads them
   logs/          what the runs print, a .log and a .json per run
   table.json     the result of a finished sweep
   best.yaml      the config of its best trial, ready to train
@@ -88,6 +89,10 @@ class SweepDirectory:
         return self.path / "sweep.json"
 
     @property
+    def base(self) -> Path:
+        return self.path / "configs" / "base.json"
+
+    @property
     def trials(self) -> Path:
         return self.path / "trials.json"
 
@@ -126,13 +131,14 @@ class SweepDirectory:
         except OSError:
             return False
 
-    def create(self, spec: dict[str, Any], trials: Sequence[Trial]) -> None:
+    def create(self, spec: dict[str, Any], base: dict[str, Any], trials: Sequence[Trial]) -> None:
         """Create it with its first files, all at once: a directory that exists is complete."""
         partial = self.path.with_name(f".{self.name}.{secrets.token_hex(4)}.tmp")
         try:
             partial.mkdir(parents=True)
-            for name in ("configs", "logs"):
-                (partial / name).mkdir()
+            (partial / "logs").mkdir()
+            (partial / self.base.parent.name).mkdir(mode=0o700)
+            write_json(partial / self.base.parent.name / self.base.name, base)
             write_json(partial / self.spec.name, spec)
             write_json(partial / self.trials.name, SweepState(list(trials), {}).as_dict())
             if is_there(self.path):
@@ -146,6 +152,9 @@ class SweepDirectory:
 
     def read_spec(self) -> dict[str, Any]:
         return self._read(self.spec)
+
+    def read_base(self) -> dict[str, Any]:
+        return self._read(self.base)
 
     def read_state(self) -> SweepState:
         values = self._read(self.trials)
