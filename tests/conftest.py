@@ -16,7 +16,7 @@ from hypothesis import settings
 # Helpers that tests share: tiny_llama, hub_server, and the harness that trains in children of the fork server. And the
 # tools that write and check the docs.
 TESTS = Path(__file__).parent
-PACKAGES_WITH_HELPERS = ("faults", "launch", "lint", "operate", "training")
+PACKAGES_WITH_HELPERS = ("faults", "launch", "lint", "operate", "sweep", "training")
 sys.path[:0] = [str(TESTS), *(str(TESTS / name) for name in PACKAGES_WITH_HELPERS), str(TESTS.parent / "tools")]
 
 from stack_dumps import pytest_exception_interact, pytest_timeout_set_timer  # noqa: E402, F401

@@ -79,7 +79,8 @@ def parse(command: str) -> None:
     group: Any = typer.main.get_command(app)
     parent = None
     while hasattr(group, "commands"):
-        if group.invoke_without_command and words[:1] in ([], ["--json"]):
+        if group.invoke_without_command and not (words and words[0] in group.commands):
+            group.make_context(group.name, words, parent=parent)
             return
         parent = group.make_context(group.name, [], parent=parent, resilient_parsing=True)
         name, group, words = group.resolve_command(parent, words or [""])

@@ -23,6 +23,7 @@ LAYERS = (
     ("commands",),
     ("api", "diagnose"),
     ("guard", "inference", "page"),
+    ("sweep",),
     ("training", "operate", "doctor", "lint", "local_cluster"),
     ("checkpoint", "launch"),
     ("plan",),

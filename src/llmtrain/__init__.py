@@ -7,7 +7,7 @@
     print(result.final_val_loss, llmtrain.generate("first", "The "))
 
 On this machine: load_config, train, load_model, generate, evaluate, export.
-Runs of this machine: metrics, list_runs, compare_runs.
+Runs of this machine: metrics, list_runs, compare_runs, run_sweep.
 On a Kubernetes cluster: submit, status, why, fetch.
 Errors are subclasses of LlmtrainError; llmtrain/errors.py has the tree. docs/python-api.md is the guide.
 

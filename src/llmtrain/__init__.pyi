@@ -35,4 +35,6 @@ from llmtrain.operate.fetch.fetch_run import FetchResult as FetchResult
 from llmtrain.operate.status.run_status import RunStatus as RunStatus
 from llmtrain.runs.explain import Why as Why
 from llmtrain.runs.result import TrainResult as TrainResult
+from llmtrain.sweep.python_api import SweepResult as SweepResult
+from llmtrain.sweep.python_api import run_sweep as run_sweep
 from llmtrain.version import __version__ as __version__

@@ -55,6 +55,10 @@ def verb(root: Path, text: Path, workdir: Path, tiny: list[str]) -> Callable[[st
         "runs show": ["runs", "show", "one", "--root", str(root)],
         "runs compare": ["runs", "compare", "one", "other", "--root", str(root)],
         "runs prune": ["runs", "prune", "one", "--root", str(root)],
+        "sweep --dry-run": [
+            *("sweep", "--dry-run", "--config", "gpt_smoke", "--set", "run.device=cpu"),
+            *("--space", "trainer.lr=[0.01,0.02]", "--search", "grid"),
+        ],
         "report": ["report", "one", "--root", str(root)],
         "tokenizer train": [
             "tokenizer",

@@ -35,6 +35,7 @@ VERBS = (
     "runs compare",
     "runs prune",
     "report",
+    "sweep --dry-run",
     "tokenizer train",
 )
 

@@ -1,5 +1,7 @@
 """Which runs are best, and what runs of one setting have in common."""
 
+import math
+import random
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ from llmtrain.commands.run_tables import comparison_lines, group_lines
 from llmtrain.errors import UsageError
 from llmtrain.runs.compare import compare
 from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.groups import is_distinguishable, sample_statistics
 
 MakeRun = Callable[..., RunDirectory]
 
@@ -53,7 +56,14 @@ def test_all_runs_are_equal(make: MakeRun) -> None:
 
 def test_one_best_run(make: MakeRun) -> None:
     best = compare([make("a", 2.5, lr=1e-3), make("b", 2.25, lr=2e-3), make("c", None, lr=3e-3)])["best"]
-    assert best == {"run_id": "b", "run_ids": ["b"], "values": {}, "best_val_loss": 2.25, "margin": 0.25}
+    assert best == {
+        "run_id": "b",
+        "run_ids": ["b"],
+        "values": {},
+        "best_val_loss": 2.25,
+        "margin": 0.25,
+        "not_distinguishable_from": [],
+    }
 
 
 def test_seeds_of_one_setting_are_samples(make: MakeRun) -> None:
@@ -61,6 +71,7 @@ def test_seeds_of_one_setting_are_samples(make: MakeRun) -> None:
     assert value["best"] is None
     (group,) = value["groups"]
     assert group["run_ids"] == ["a", "b", "c"]
+    assert group["best_val_loss"].pop("standard_error") == pytest.approx(0.25 / 3**0.5)
     assert group["best_val_loss"] == {"n": 3, "mean": 2.75, "standard_deviation": 0.25}
     assert "3 samples of one setting, best validation loss 2.7500 ± 0.2500" in text_of(value)
     assert "Best:" not in text_of(value)
@@ -74,6 +85,37 @@ def test_settings_compete_by_their_means(make: MakeRun) -> None:
     assert (value["best"]["best_val_loss"], value["best"]["margin"]) == (2.5, 0.5)
     assert "Best: c" in text_of(value)
     assert f"differ by more (standard deviation {statistics.stdev([2.0, 4.0]):.4f})" in text_of(value)
+
+
+def test_setting_that_is_not_distinguishable_from_the_best_is_named(make: MakeRun) -> None:
+    runs = [make(f"a{seed}", loss, lr=1e-3, seed=seed) for seed, loss in enumerate((2.0, 2.2, 2.4))]
+    runs += [make(f"b{seed}", loss, lr=2e-3, seed=seed) for seed, loss in enumerate((2.1, 2.3, 2.5))]
+    runs += [make(f"c{seed}", loss, lr=3e-3, seed=seed) for seed, loss in enumerate((5.0, 5.1, 5.2))]
+    best = compare(runs)["best"]
+    assert best["not_distinguishable_from"] == [{"values": {}, "run_ids": ["b0", "b1", "b2"]}]
+    assert "Not distinguishable from b0 and b1 and b2" in text_of(compare(runs))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_distinguishable_agrees_with_scipy(seed: int) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    chance = random.Random(seed)
+    first = [chance.gauss(2.0, 0.1) for _ in range(chance.randint(2, 8))]
+    second = [chance.gauss(2.0 + chance.choice([0.0, 0.15, 0.4]), chance.choice([0.05, 0.2])) for _ in range(5)]
+    exact = stats.ttest_ind(first, second, equal_var=False)
+    found = is_distinguishable(sample_statistics(first), sample_statistics(second))
+    if not found:  # degrees of freedom are rounded down: it may miss a difference, but never sees one more
+        floor = stats.t.sf(abs(exact.statistic), math.floor(exact.df)) * 2
+        assert floor > 0.0499
+    else:
+        assert exact.pvalue < 0.0501
+
+
+def test_single_samples_cannot_be_told_apart() -> None:
+    one, two = sample_statistics([1.0]), sample_statistics([2.0, 2.0])
+    assert is_distinguishable(one, two) is None
+    assert is_distinguishable(two, sample_statistics([2.0, 2.0])) is False
+    assert is_distinguishable(two, sample_statistics([2.1, 2.1])) is True
 
 
 def test_runs_without_config_are_not_one_setting(make: MakeRun) -> None:
@@ -99,8 +141,8 @@ class TestGroupBy:
         assert low["best_val_loss"]["n"] == 2, "one run was not evaluated"
         assert low["best_val_loss"]["mean"] == 2.25
         assert low["best_val_loss"]["standard_deviation"] == pytest.approx(statistics.stdev([2.0, 2.5]))
-        assert low["train_loss"] == {"n": 3, "mean": 3.5, "standard_deviation": 0.0}
-        assert high["best_val_loss"] == {"n": 1, "mean": 3.0, "standard_deviation": None}
+        assert low["train_loss"] == {"n": 3, "mean": 3.5, "standard_deviation": 0.0, "standard_error": 0.0}
+        assert high["best_val_loss"] == {"n": 1, "mean": 3.0, "standard_deviation": None, "standard_error": None}
         assert (value["best"]["values"], value["best"]["run_id"]) == ({"trainer.lr": 2e-3}, None)
         assert value["mixed_fields"] == []
         lines = group_lines(value)

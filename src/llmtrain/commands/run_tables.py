@@ -191,6 +191,10 @@ def _best_line(value: dict[str, Any]) -> list[str]:
     deviation = max((group["best_val_loss"]["standard_deviation"] or 0.0 for group in groups), default=0.0)
     if best["margin"] < deviation:
         sentences.append(f"The runs of one group differ by more (standard deviation {loss_text(deviation)}).")
+    close = best["not_distinguishable_from"]
+    if close:
+        names = " and ".join(_group_name(group) for group in close)
+        sentences.append(f"Not distinguishable from {names} (Welch's t-test, 5 %).")
     if _has_other_data(value):
         sentences.append("Their data differs, so the losses may not be comparable.")
     return [" ".join(sentences)]

@@ -14,6 +14,7 @@ COMMANDS = {
         "generate": "Generate text with a run, an adapter or a model directory.",
         "chat": "Chat with a model in the terminal.",
         "eval": "Evaluate a model on text files.",
+        "sweep": "Search for the best values of config fields.",
         "export": "Write a model that transformers, peft or llama.cpp loads.",
     },
     "On a Kubernetes cluster": {
@@ -72,8 +73,7 @@ OTHER_NAMES = {
 """What other tools call a command of llmtrain -> that command."""
 NOT_AVAILABLE = {
     "dpo": "Preference tuning is not available. `llmtrain train` can train on the chosen answers: docs/fine-tuning.md.",
-    "sweep": "Run `llmtrain train --set FIELD=VALUE` per value, then `llmtrain runs compare RUNS --group-by FIELD`.",
 }
 """Commands that people look for and llmtrain does not have -> what to do instead."""
-GROUPS = ("secret", "guard", "cluster", "presets", "runs", "tokenizer")
+GROUPS = ("secret", "guard", "cluster", "presets", "runs", "sweep", "tokenizer")
 MODULES = {"eval": "evaluate"}

@@ -62,8 +62,7 @@ def load_config(
     `processes`: a default batch is split into at least this number of micro-batches.
     `overridden_by`: what messages call an override. `on_note` gets what an upgrade from an earlier schema changed."""
     notes: list[str] = []
-    document, path = _read(DEFAULT_PRESET if source is None else source)
-    document = with_bases(document, path, _find_base, notes, for_launch=for_launch)
+    document, path = read_config(source, notes, for_launch=for_launch)
     config = build_config(
         document, overrides, notes, for_launch=for_launch, processes=processes, overridden_by=overridden_by
     )
@@ -73,6 +72,12 @@ def load_config(
         keys = overridden_keys(overrides)
         check_plugins(config, document, [path.parent], overridden=keys, overridden_by=overridden_by)
     return config
+
+
+def read_config(source: ConfigSource | None, notes: list[str], *, for_launch: bool = False) -> tuple[Document, Path]:
+    """The document of a config with its bases, not checked yet, and its path."""
+    document, path = _read(DEFAULT_PRESET if source is None else source)
+    return with_bases(document, path, _find_base, notes, for_launch=for_launch), path
 
 
 def _read(source: ConfigSource) -> tuple[Document, Path]:

@@ -79,5 +79,7 @@ class TrackingSection(Section):
     """Weights & Biases (extra `wandb`)."""
     prometheus: PrometheusSection = PrometheusSection()
     """Prometheus (extra `prometheus`)."""
+    group: Text | None = None
+    """Group of this run in W&B, and the tag `llmtrain.group` in MLflow. A sweep sets its name."""
     custom: list[PluginTrackerSection] = []
     """Trackers of your own, a `name` and `options` each."""

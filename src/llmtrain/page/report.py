@@ -38,11 +38,12 @@ def write_report(run: RunDirectory) -> None:
     write_atomic(run.report, report_html([run], state=RunState.FINISHED))
 
 
-def report_html(runs: Sequence[RunDirectory], state: RunState | None = None) -> str:
-    """The report as text, below MAX_BYTES. `state`: that of the runs, if it is known."""
+def report_html(runs: Sequence[RunDirectory], state: RunState | None = None, sweep: Values | None = None) -> str:
+    """The report as text, below MAX_BYTES. `state`: that of the runs, if it is known. `sweep`: the table of a sweep
+    (sweep_values), of which these are the best trials."""
     columns = COLUMNS
     while True:
-        text = _render([run_data(run, columns, state) for run in runs]).encode("utf-8", "replace")
+        text = _render([run_data(run, columns, state) for run in runs], sweep).encode("utf-8", "replace")
         if len(text) < MAX_BYTES or columns <= FEWEST_COLUMNS:
             break
         columns = max(FEWEST_COLUMNS, columns // 2)
@@ -119,9 +120,9 @@ def _samples(view: RunView, steps: list[int]) -> list[Values]:
     return [{name: text[:MAX_SAMPLE_TEXT] for name, text in row.items()} for row in rows[:MAX_SAMPLES]]
 
 
-def _render(runs: list[Values]) -> str:
+def _render(runs: list[Values], sweep: Values | None) -> str:
     written = time.time()
-    data = {"written": round(written), "version": __version__, "runs": runs}
+    data = {"written": round(written), "version": __version__, "runs": runs, "sweep": sweep}
     plot = (STATIC / "vendor" / "uplot.min.js").read_text(encoding="utf-8")
     script = bundle("report.js")
     style = "".join((STATIC / name).read_text(encoding="utf-8") for name in ("vendor/uplot.min.css", "page.css"))

@@ -28,6 +28,7 @@ from llmtrain.page.run_values import end_sample, shown_config
 from llmtrain.page.security import Access, AccessCheck, read_cookie
 from llmtrain.page.series import AXES, EVAL, TRAIN
 from llmtrain.page.stream import ListEvents, RunEvents
+from llmtrain.page.sweeps import sweep_details, sweep_list
 from llmtrain.page.values import flat, json_text, message
 
 STATIC = Path(__file__).parent / "static"
@@ -52,6 +53,8 @@ def make_app(catalog: RunCatalog, access: Access) -> Starlette:
         "/api/samples": _samples,
         "/api/log": _log,
         "/api/log/search": _search,
+        "/api/sweeps": lambda catalog, _: {"sweeps": sweep_list(catalog.local.root)},
+        "/api/sweep": _sweep,
     }
     routes = [
         Route("/", lambda _: FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})),
@@ -120,6 +123,10 @@ def _groups(groups: RunGroups, _: RunCatalog, request: Request) -> Any:
     """Runs that a filter leaves, in groups with equal values of `field`, repeated."""
     query = request.query_params
     return groups.read(query.getlist("field"), query.get("text", ""), query.get("state", ""))
+
+
+def _sweep(catalog: RunCatalog, request: Request) -> Any:
+    return sweep_details(catalog.local.root, request.query_params.get("name", ""))
 
 
 def _ranks(catalog: RunCatalog, request: Request) -> Any:

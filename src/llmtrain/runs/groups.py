@@ -15,6 +15,14 @@ LOSSES = ("train_loss", "val_loss", "best_val_loss")
 _SETTING = ("model", "data", "trainer")
 """Sections that decide what is trained. `run` has the seed, and the others say where a run is computed and written."""
 _NOT_OF_A_SETTING = ("data.cache_dir", "data.num_workers")
+# fmt: off
+_T_QUANTILES = {
+    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 11: 2.201,
+    12: 2.179, 13: 2.160, 14: 2.145, 15: 2.131, 16: 2.120, 17: 2.110, 18: 2.101, 19: 2.093, 20: 2.086, 25: 2.060,
+    30: 2.042, 40: 2.021, 60: 2.000, 120: 1.980,
+}
+# fmt: on
+"""Degrees of freedom -> the 97.5 % quantile of Student's t distribution."""
 
 
 def group_runs(rows: Sequence[Row], configs: Sequence[Values], fields: Sequence[str]) -> list[Row]:
@@ -40,12 +48,17 @@ def best_group(groups: Sequence[Row]) -> Row | None:
     best = [group for group in evaluated if group["best_val_loss"]["mean"] == lowest]
     others = [group["best_val_loss"]["mean"] for group in evaluated if group not in best]
     run_ids = [run_id for group in best for run_id in group["run_ids"]]
+    close = []
+    for group in evaluated:
+        if group not in best and is_distinguishable(best[0]["best_val_loss"], group["best_val_loss"]) is False:
+            close.append({"values": group["values"], "run_ids": group["run_ids"]})
     return {
         "run_id": run_ids[0] if len(best[0]["run_ids"]) == 1 else None,
         "run_ids": run_ids,
         "values": best[0]["values"],
         "best_val_loss": lowest,
         "margin": min(others) - lowest if others else 0.0,
+        "not_distinguishable_from": close,
     }
 
 
@@ -90,12 +103,41 @@ def _statistics(rows: Sequence[Row]) -> Row:
     losses = {}
     for name in LOSSES:
         found = [row[name] for row in samples if row[name] is not None and math.isfinite(row[name])]
-        losses[name] = {
-            "n": len(found),
-            "mean": statistics.fmean(found) if found else None,
-            "standard_deviation": statistics.stdev(found) if len(found) > 1 else None,
-        }
+        losses[name] = sample_statistics(found)
     return {"run_ids": [row["run_id"] for row in rows], "n": len(samples), **losses}
+
+
+def sample_statistics(values: Sequence[float]) -> Row:
+    """Number, mean, standard deviation and standard error of samples."""
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return {
+        "n": len(values),
+        "mean": statistics.fmean(values) if values else None,
+        "standard_deviation": deviation,
+        "standard_error": None if deviation is None else deviation / math.sqrt(len(values)),
+    }
+
+
+def is_distinguishable(first: Row, second: Row) -> bool | None:
+    """Whether the means of two groups of samples (sample_statistics) differ by more than chance explains: Welch's
+    t-test, two-sided, at 5 %. The degrees of freedom are rounded down, which errs on the side of chance. None with a
+    single sample in a group, of which nobody can tell."""
+    if first["n"] < 2 or second["n"] < 2:
+        return None
+    variances = [group["standard_error"] ** 2 for group in (first, second)]
+    difference = abs(first["mean"] - second["mean"])
+    total = sum(variances)
+    if total == 0.0:
+        return bool(difference)
+    parts = [each**2 / (group["n"] - 1) for each, group in zip(variances, (first, second), strict=True)]
+    freedom = total**2 / sum(parts) if sum(parts) else math.inf
+    return bool(difference > _t_quantile(freedom) * math.sqrt(total))
+
+
+def _t_quantile(freedom: float) -> float:
+    """The 97.5 % quantile of Student's t distribution, for degrees of freedom rounded down to those of the table."""
+    known = max((each for each in _T_QUANTILES if each <= freedom), default=1)
+    return _T_QUANTILES[known]
 
 
 def is_of_setting(path: str) -> bool:

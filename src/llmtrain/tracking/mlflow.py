@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 ALLOW = "MLFLOW_ALLOW_FILE_STORE"  # of MLflow: allows a directory as a store
 RUN_ID_TAG = "llmtrain.run_id"
+GROUP_TAG = "llmtrain.group"
 _LOSSES = ("train/loss", "val/loss")
 # Limits of one request.
 METRICS_AT_ONCE = 1000
@@ -153,8 +154,12 @@ class MlflowRun:
             experiment = existing.experiment_id
         else:
             experiment = self.client.create_experiment(section.experiment, artifact_location=self._artifacts)
+        tags = {RUN_ID_TAG: run_id}
+        group = self._run.config.tracking.group
+        if group is not None:
+            tags[GROUP_TAG] = group
         created = self.client.create_run(
-            experiment, start_time=started_at_ms, run_name=redact(section.run_name or run_id), tags={RUN_ID_TAG: run_id}
+            experiment, start_time=started_at_ms, run_name=redact(section.run_name or run_id), tags=tags
         )
         self.id = created.info.run_id
         self.describe()

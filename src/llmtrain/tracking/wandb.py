@@ -67,6 +67,7 @@ class WandbTracker(BackgroundTracker):
             project=config.project,
             entity=config.entity,
             name=config.run_name or run.directory.run_id,
+            group=run.config.tracking.group,
             id=wandb_id(run.directory),
             resume="allow",
             dir=str(run.directory.path),

@@ -1,10 +1,11 @@
-// Which view is shown: #/ the runs, #/run/KEY/TAB one run, #/compare/KEY,KEY several.
+// Which view is shown: #/ the runs, #/run/KEY/TAB one run, #/compare/KEY,KEY several, #/sweep/NAME a sweep.
 
 import { notice, openSession, session } from "./api.js";
 import { h } from "./dom.js";
 import { CompareView } from "./compare.js";
 import { RunView } from "./run.js";
 import { RunsView } from "./runs.js";
+import { SweepView } from "./sweep.js";
 
 const main = document.getElementById("view");
 let current = null;
@@ -14,6 +15,7 @@ function parse() {
   const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
   if (name === "run" && rest.length >= 2) return { name, key: `${rest[0]}/${rest[1]}`, tab: rest[2] ?? "curves" };
   if (name === "compare") return { name, keys: rest.join("/").split(",").filter(Boolean) };
+  if (name === "sweep" && rest[0]) return { name, sweep: rest[0] };
   return { name: "runs" };
 }
 
@@ -31,6 +33,7 @@ function show() {
   window.scrollTo(0, 0);
   if (wanted.name === "run") current = new RunView(main, wanted.key, wanted.tab);
   else if (wanted.name === "compare") current = new CompareView(main, wanted.keys);
+  else if (wanted.name === "sweep") current = new SweepView(main, wanted.sweep);
   else current = new RunsView(main);
 }
 

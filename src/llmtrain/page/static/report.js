@@ -7,6 +7,7 @@ import { beside, bytes, clock, compact, count, duration, loss, money, percent, p
 import { RanksPanel, table } from "./ranks.js";
 import { configTable, whyCard } from "./run.js";
 import { stateBadge } from "./state.js";
+import { sweepCards } from "./sweep_table.js";
 
 const MAX_DIFFERENCES = 140;
 const panels = [];
@@ -123,6 +124,11 @@ function overview(parent, runs) {
 setServerTime(data.written);
 const main = document.getElementById("view");
 main.replaceChildren();
+if (data.sweep) {
+  const shown = new Set(data.runs.map((run) => run.row.run_id));  // links lead to the trials that the file has
+  const title = h("div", { class: "title" }, h("h1", null, `Sweep ${data.sweep.name}`));
+  main.append(title, ...sweepCards(data.sweep, (row) => (shown.has(row.run_id) ? `#run-${row.run_id}` : null)));
+}
 if (data.runs.length > 1) overview(main, data.runs);
 for (const run of data.runs) showRun(main, run, data.runs.length === 1);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => panels.forEach((panel) => panel.redraw()));

@@ -49,14 +49,27 @@ export class RunsView {
     this.sentinel = h("div");
     this.empty = h("p", { class: "loading" }, "Loading");
     this.list = h("section", { class: "card runs" }, h("table", null, h("thead", null, this.head), this.body), this.empty, this.sentinel);
+    this.sweeps = h("p", { class: "sweeps muted", hidden: true });
     parent.append(
-      h("div", { class: "toolbar" }, search, this.states, this.groups.choice, this.columns.element, this.total, h("span", { class: "spacer" }), this.compare),
+      this.sweeps, h("div", { class: "toolbar" }, search, this.states, this.groups.choice, this.columns.element, this.total, h("span", { class: "spacer" }), this.compare),
       this.groups.element, this.list,
     );
     this.showSort();
     this.showPicked();
     this.showGroups();
     this.groups.load();
+    this.loadSweeps();
+  }
+
+  async loadSweeps() {
+    try {
+      const { sweeps } = await get("/api/sweeps");
+      const links = sweeps.flatMap(({ name, is_running: isRunning }) => [" ", h("a", { href: `#/sweep/${encodeURIComponent(name)}` }, name), isRunning ? " (running)" : ""]);
+      this.sweeps.replaceChildren("Sweeps:", ...links);
+      this.sweeps.hidden = !sweeps.length;
+    } catch {
+      // the stream shows that the server is away
+    }
   }
 
   showGroups() {

@@ -1,0 +1,124 @@
+"""The text that `llmtrain sweep` prints."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from llmtrain.commands.run_tables import loss_text, plain
+from llmtrain.core.terminal import format_table
+from llmtrain.core.text import plural
+from llmtrain.plan.cost import money
+from llmtrain.runs.progress_lines import duration_text
+from llmtrain.sweep.prepare import Sweep
+from llmtrain.sweep.price import Price
+from llmtrain.sweep.trials import Trial
+
+Values = dict[str, Any]
+
+
+def plan_text(sweep: Sweep, trials: Sequence[Trial], price: Price) -> str:
+    """The trials of a sweep, and what it costs."""
+    lines = []
+    if trials:
+        fields = list(sweep.spec.space)
+        rows = [["trial", *fields]]
+        for trial in trials:
+            rows.append([str(trial.number), *(plain(trial.values.get(field)) for field in fields)])
+        lines += [format_table(rows), ""]
+    lines.append(f"sweep {sweep.directory.name}: {_budget_text(sweep, price)}")
+    if price.seconds is not None:
+        lines.append(f"time   {duration_text(price.seconds)} of training in all ({price.source})")
+    else:
+        lines.append(f"time   not known ({price.source})")
+    if price.cost is not None and price.currency is not None:
+        lines.append(f"cost   {money(price.cost, price.currency)}")
+    return "\n".join(lines)
+
+
+def _budget_text(sweep: Sweep, price: Price) -> str:
+    text = plural(price.trials, "trial")
+    rungs = [str(steps) for steps in sweep.budget.rungs if steps is not None]
+    if rungs:
+        text += f", rungs at {', '.join(rungs)} steps"
+    if price.steps is not None and price.all_steps:
+        text += f", {plural(price.steps, 'step')} in all"
+        if price.steps < price.all_steps:
+            text += f" ({price.steps / price.all_steps:.2f} of training every trial to its end)"
+    return text
+
+
+def table_text(value: Values) -> str:
+    """`sweep show`: a row per trial, and which is best."""
+    fields = value["fields"]
+    has_cost = any(row["cost"] for row in value["rows"])
+    has_seeds = any(row["seeds"] for row in value["rows"])
+    head = ["trial", *fields, "status", "step", value["metric"]]
+    head += ["mean"] * has_seeds + ["time"] + ["cost"] * has_cost + ["run"]
+    table = [head]
+    for row in _ordered(value["rows"]):
+        cells = [str(row["trial"])]
+        cells += [plain(row["values"].get(field)) for field in fields]
+        cells += [_status(row), str(row["step"]), loss_text(row["loss"])]
+        if has_seeds:
+            cells.append(mean_text(row["seeds"]))
+        cells.append("-" if row["seconds"] is None else duration_text(row["seconds"]))
+        if has_cost:
+            cells.append(money(row["cost"]["cost"], row["cost"]["currency"]) if row["cost"] else "-")
+        cells.append(row["run_id"])
+        table.append(cells)
+    lines = [format_table(table, dropped_first=["run", "time", "cost"]), ""]
+    return "\n".join([*lines, *_ending(value)])
+
+
+def _ordered(rows: Sequence[Values]) -> list[Values]:
+    """The best first: those that trained longest, by their loss."""
+
+    def key(row: Values) -> tuple[bool, int, float, int]:
+        loss = row["loss"]
+        return (loss is None, -row["step"], loss if loss is not None else 0.0, row["trial"])
+
+    return sorted(rows, key=key)
+
+
+def _status(row: Values) -> str:
+    return f"{row['status']} ({row['reason']})" if row["reason"] else str(row["status"])
+
+
+def mean_text(seeds: Values | None) -> str:
+    """`2.8502 ± 0.0131`, mean and standard error."""
+    if not seeds or seeds["mean"] is None:
+        return "-"
+    error = seeds["standard_error"]
+    text = loss_text(seeds["mean"])
+    return text if error is None else f"{text} ± {loss_text(error)}"
+
+
+def _ending(value: Values) -> list[str]:
+    done = sum(row["status"] != "waiting" for row in value["rows"])
+    winner = value["winner"]
+    if not value["is_complete"]:
+        state = "running" if value["is_running"] else "interrupted"
+        lines = [f"{state}: {done} of {plural(value['trials'], 'trial')} ended, {value['running']} running"]
+        if not value["is_running"]:
+            lines.append(f"continue  llmtrain sweep --resume {value['name']}{value['root_option']}")
+        return lines
+    if winner is None:
+        return ["Every trial diverged or failed. Lower the learning rates, or see the logs of the trials."]
+    values = ", ".join(f"{path} {plain(item)}" for path, item in winner["values"].items()) or "the config"
+    seeds = winner["seeds"]
+    loss = f"{value['metric']} {loss_text(winner['loss'])}"
+    if seeds:
+        loss = f"{value['metric']} {mean_text(seeds)} (mean and standard error of {seeds['n']} seeds"
+        loss += f", standard deviation {loss_text(seeds['standard_deviation'])})"
+    lines = [f"Best: trial {winner['trial']}, {values}: {loss}."]
+    close = [str(number) for number in winner["not_distinguishable_from"]]
+    if close:
+        noun = "trial" if len(close) == 1 else "trials"
+        lines.append(f"Not distinguishable from {noun} {', '.join(close)} (Welch's t-test, 5 %).")
+    option = value["root_option"]
+    lines += [
+        "",
+        f"use it      llmtrain generate {winner['run_id']}{option}",
+        f"its config  llmtrain sweep show {value['name']} --best{option}",
+        f"state       sha256 {str(winner['state_sha256'])[:16]}...",
+    ]
+    return lines

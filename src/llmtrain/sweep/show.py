@@ -1,0 +1,54 @@
+"""A sweep as `sweep show`, the page and the report show it: its table, with what is running now, and what it cost."""
+
+import shlex
+from typing import Any
+
+from llmtrain.errors import UsageError
+from llmtrain.runs.lock import is_held
+from llmtrain.runs.view import RunView
+from llmtrain.sweep.jobs import Budget
+from llmtrain.sweep.record import SweepDirectory
+from llmtrain.sweep.spec import SweepSpec
+from llmtrain.sweep.table import WAITING, make_table
+
+RUNNING = "running"
+
+
+def describe(directory: SweepDirectory) -> dict[str, Any]:
+    """The table, with `seconds`, `cost` and the state of each trial."""
+    recorded = directory.read_spec()
+    spec = SweepSpec(**recorded["spec"])
+    budget = Budget.of(spec, recorded["trials"], recorded["rungs"])
+    table = make_table(directory.name, spec, budget, directory.read_state())
+    usage = directory.read_usage()
+    is_running = is_held(directory.lock)
+    running = 0
+    for row in table["rows"]:
+        spent = usage.get(row["run_id"], {})
+        row["seconds"] = spent.get("seconds")
+        row["cost"] = spent.get("cost")
+        run = directory.run(row["run_id"])
+        if row["status"] == WAITING and is_held(run.lock):
+            row["status"] = RUNNING
+            row["step"] = RunView(run).step
+            running += 1
+    root = str(directory.root)
+    return {
+        **table,
+        "path": str(directory.path),
+        "created_at": recorded["created_at"],
+        "is_running": is_running,
+        "running": running,
+        "root_option": "" if root == "runs" else f" --root {shlex.quote(root)}",
+    }
+
+
+def read_best(directory: SweepDirectory) -> str:
+    """The config of the best trial as YAML."""
+    try:
+        return directory.best.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(
+            f"Sweep '{directory.name}' has no best trial yet.",
+            remedy=f"`llmtrain sweep show {directory.name}` shows how far it is.",
+        ) from None
