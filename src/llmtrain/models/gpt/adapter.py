@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -117,6 +118,21 @@ class GPTAdapter(ModelAdapter):
             return logits[0, -1]  # (V,)
 
         return next_logits
+
+    def hidden_states(self, module: nn.Module, tokens: torch.Tensor, cache: Any = None) -> torch.Tensor:
+        assert isinstance(module, LanguageModel)
+        return module.hidden_states(tokens, cache)
+
+    def output_logits(self, module: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+        assert isinstance(module, LanguageModel)
+        return module.output_logits(hidden)
+
+    def new_cache(self, module: nn.Module, capacity: int) -> KVCache:
+        return KVCache(len(self.blocks(module)), capacity)
+
+    def select_rows(self, cache: Any, rows: torch.Tensor) -> None:
+        assert isinstance(cache, KVCache)
+        cache.select_rows(rows)
 
     def export(
         self, module: nn.Module, directory: Path, end_of_text: int | None = None, dtype: str = "float32"
