@@ -18,8 +18,8 @@ from llmtrain.training.tasks.task_model import TaskModel
 from tiny_llama import WORDS, make_model
 
 SECTIONS = {
-    "gpt2": GptSection(d_model=32, n_layers=2, n_heads=2, block_size=128, dropout=0.0),
-    "modern": ModernGptSection(d_model=32, n_layers=2, n_heads=2, n_kv_heads=1, d_ff=64, block_size=128),
+    "gpt2": GptSection(d_model=32, n_layers=2, n_heads=2, block_size=512, dropout=0.0),
+    "modern": ModernGptSection(d_model=32, n_layers=2, n_heads=2, n_kv_heads=1, d_ff=64, block_size=512),
 }
 
 

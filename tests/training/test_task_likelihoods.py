@@ -76,7 +76,7 @@ def test_common_beginnings_are_computed_once(make: Make, kind: str) -> None:
     requests = [Request([5] * 40, [token, 3, 4], "item") for token in range(10, 30)]
     tokens = 0
 
-    def count(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+    def count(_: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         nonlocal tokens
         tokens += args[0].numel()
 
@@ -104,7 +104,7 @@ def test_a_cache_that_does_not_hold_what_it_should_is_not_used(make: Make, monke
     expected = [each.value for each in log_likelihoods(model, requests)]
     right = type(model.adapter).hidden_states
     monkeypatch.setattr(
-        type(model.adapter), "hidden_states", lambda self, module, tokens, cache=None: right(self, module, tokens)
+        type(model.adapter), "hidden_states", lambda self, module, tokens, *_: right(self, module, tokens)
     )
     assert [each.value for each in log_likelihoods(model, requests)] == pytest.approx(expected, abs=1e-5)
 
@@ -112,7 +112,7 @@ def test_a_cache_that_does_not_hold_what_it_should_is_not_used(make: Make, monke
 def test_long_texts_are_cut_at_the_beginning_and_counted(make: Make) -> None:
     model = make("gpt2")
     length = model.max_length
-    long = list(range(100)) * 2
+    long = list(range(200)) * 4
     fits, cut = log_likelihoods(
         model, [Request(long[: length - 1], [1, 2], "fits"), Request(long[: length + 50], [1, 2], "cut")]
     )

@@ -105,7 +105,7 @@ def command(
     from llmtrain.runs.directory import find_run
     from llmtrain.training.shutdown import StopFlag
 
-    options = {"limit": limit, "tasks_dir": tasks_dir, "baseline": baseline, "chat_template": chat_template}
+    options: dict[str, Any] = {"limit": limit, "tasks_dir": tasks_dir, "baseline": baseline, "chat_template": chat_template}
     _check_options(file, tasks, options)
     losses: list[Evaluation] = []
     scores: list[TaskEvaluation] = []
@@ -133,9 +133,9 @@ def _show(as_json: bool, losses: "Sequence[Evaluation]", scores: "Sequence[TaskE
     if scores:
         texts.append(scores_text(scores))
     values: list[dict[str, Any]] = [{} for _ in (losses or scores)]
-    for results in (losses, scores):
+    for results in ([each.as_dict() for each in losses], [each.as_dict() for each in scores]):
         for value, result in zip(values, results, strict=False):  # of the same model; one list may be empty
-            value |= result.as_dict()
+            value |= result
     show(as_json, values[0] if len(values) == 1 else {"evaluations": values}, "\n\n".join(texts))
 
 

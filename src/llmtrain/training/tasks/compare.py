@@ -1,6 +1,5 @@
 """Two models on the same items: the difference of their scores, how sure it is, and the items that changed."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -52,12 +51,14 @@ def _difference(score: TaskScore, baseline: TaskScore, metric: str, value: float
         return Difference(baseline.metrics[metric], difference, None, None, [], [])
     by_item = [mine - other for mine, other in zip(values, others, strict=True)]
     error = standard_error(by_item)
-    margin = math.inf if error is None else _DEVIATIONS * error
     gained = [number for number, change in enumerate(by_item) if change > 0]
     lost = [number for number, change in enumerate(by_item) if change < 0]
     better, worse = gained, lost
     if not is_higher_better(f"tasks/{score.task}/{metric}"):
         better, worse = lost, gained
-    center = mean(by_item)
-    ends = (None, None) if math.isinf(margin) else (center - margin, center + margin)
-    return Difference(baseline.metrics[metric], difference, *ends, better, worse)
+    low = high = None
+    if error is not None:
+        center = mean(by_item)
+        low = center - _DEVIATIONS * error
+        high = center + _DEVIATIONS * error
+    return Difference(baseline.metrics[metric], difference, low, high, better, worse)

@@ -53,7 +53,7 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:  # noqa: ARG002
         """Of a whole text, in windows that overlap by one token."""
-        windows = []
+        windows: list[Request] = []
         owners = []
         for number, instance in enumerate(requests):
             tokens = self.model.encode(instance.args[0])

@@ -5,8 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmtrain.config.best_metric import task_of
+from llmtrain.config.data import DataSection
 from llmtrain.config.task_specs import BUNDLED, TaskSpec
+from llmtrain.config.trainer import TrainerSection
 from llmtrain.core.text import first_names
+from llmtrain.data.cache_dir import task_data_dir
 from llmtrain.errors import DataError, UsageError
 from llmtrain.hub.task_index import task_folder
 from llmtrain.training.tasks.own_tasks import OwnTask, read_task
@@ -66,6 +70,29 @@ def load_tasks(specs: Sequence[TaskSpec], directory: Path, limit: int | None) ->
     from llmtrain.training.tasks.stock_tasks import load_stock_tasks
 
     return TaskSet(own, load_stock_tasks(stock, directory, limit))
+
+
+def load_eval_tasks(trainer: TrainerSection, data: DataSection) -> TaskSet | None:
+    """The tasks of trainer.eval_tasks, with their data; None if there are none."""
+    section = trainer.eval_tasks
+    if section is None:
+        return None
+    tasks = load_tasks(section.specs(), task_data_dir(data, section.dir), section.limit)
+    _check_best_metric(trainer, tasks)
+    return tasks
+
+
+def _check_best_metric(trainer: TrainerSection, tasks: TaskSet) -> None:
+    task = task_of(trainer.best_metric)
+    if task is None:
+        return
+    name = trainer.best_metric.split("/")[-1].split(".")[0]  # without a filter, which is part of the name
+    metrics = tasks.metrics.get(task)
+    if metrics is not None and name not in metrics:
+        raise UsageError(
+            f"trainer.best_metric is {trainer.best_metric}, and the task '{task}' has no such metric.",
+            known=[f"tasks/{task}/{metric}" for metric in metrics],
+        )
 
 
 def _examples() -> str:
