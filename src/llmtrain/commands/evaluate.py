@@ -105,7 +105,12 @@ def command(
     from llmtrain.runs.directory import find_run
     from llmtrain.training.shutdown import StopFlag
 
-    options: dict[str, Any] = {"limit": limit, "tasks_dir": tasks_dir, "baseline": baseline, "chat_template": chat_template}
+    options: dict[str, Any] = {
+        "limit": limit,
+        "tasks_dir": tasks_dir,
+        "baseline": baseline,
+        "chat_template": chat_template,
+    }
     _check_options(file, tasks, options)
     losses: list[Evaluation] = []
     scores: list[TaskEvaluation] = []

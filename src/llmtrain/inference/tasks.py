@@ -10,12 +10,14 @@ from torch import nn
 from llmtrain.config.data import DataSection
 from llmtrain.config.task_specs import parse_tasks
 from llmtrain.core.arguments import Source
+from llmtrain.core.logs import warn
 from llmtrain.distributed.world import World
 from llmtrain.errors import UsageError
 from llmtrain.hub.find import looks_like_path
 from llmtrain.inference.evaluate import base_model
 from llmtrain.inference.load import LoadedModel, load_model
-from llmtrain.runs.directory import list_runs
+from llmtrain.runs.directory import RunDirectory, find_run, list_runs
+from llmtrain.runs.task_scores import write_task_scores
 from llmtrain.training.tasks.compare import Difference, compare_scores
 from llmtrain.training.tasks.score import TaskScore
 from llmtrain.training.tasks.task_model import OnProgress, TaskModel, chat_template
@@ -79,10 +81,20 @@ def evaluate_tasks(
     """`baseline`: `base`, a run, or a model. `source`: what `loaded` was loaded from."""
     scores = tasks.score(_task_model(loaded, loaded.computing, options, "Scoring"))
     by_name = {score.task: score for score in scores}
+    if source and source.run and loaded.step is not None:
+        _record(find_run(source.root, source.run), loaded.step, scores)
     if baseline is None:
         return TaskEvaluation(loaded.label, loaded.step, by_name)
     label, others = _score_baseline(loaded, tasks, options, baseline, (source or Source()).root)
     return TaskEvaluation(loaded.label, loaded.step, by_name, label, compare_scores(scores, others))
+
+
+def _record(run: RunDirectory, step: int, scores: Sequence[TaskScore]) -> None:
+    """Beside the run's other files, for `runs compare`, the page and the model card."""
+    try:
+        write_task_scores(run, step, {score.task: score.as_dict() for score in scores})
+    except OSError as problem:  # runs of others may be read-only
+        warn("EVAL", f"the scores are not recorded in {run.shown(run.task_scores)}: {problem.strerror or problem}")
 
 
 def _score_baseline(
