@@ -81,7 +81,8 @@ def test_without_lm_eval_the_error_says_how_to_install_it(monkeypatch: pytest.Mo
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(UsageError) as error:
         task_folder()
-    assert "eval" in str(error.value.remedy)
+    assert error.value.exit_code == 64
+    assert "my.jsonl" in str(error.value.remedy)
 
 
 def test_tasks_are_downloaded_once_with_hashes_and_scored_offline(hub: FakeHub, run: Run, tmp_path: Path) -> None:

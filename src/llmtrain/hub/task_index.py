@@ -70,6 +70,8 @@ def _collect(name: str, index: _Index, tasks: dict[str, StockTask], groups: dict
         for member in _members(groups[name], index):
             _collect(member, index, tasks, groups)
     elif name in index.tags:
+        for folder in {index.tasks[member].parent for member in index.tags[name]}:
+            _add_inherited_tags(folder, index)
         for member in sorted(index.tags[name]):
             _collect(member, index, tasks, groups)
     else:

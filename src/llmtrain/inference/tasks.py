@@ -79,7 +79,7 @@ def evaluate_tasks(
     loaded: LoadedModel, tasks: TaskSet, options: TaskOptions, baseline: str | None = None, source: Source | None = None
 ) -> TaskEvaluation:
     """`baseline`: `base`, a run, or a model. `source`: what `loaded` was loaded from."""
-    scores = tasks.score(_task_model(loaded, loaded.computing, options, "Scoring"))
+    scores = tasks.score(task_model(loaded, loaded.computing, options))
     by_name = {score.task: score for score in scores}
     if source and source.run and loaded.step is not None:
         _record(find_run(source.root, source.run), loaded.step, scores)
@@ -104,7 +104,7 @@ def _score_baseline(
     if is_run or baseline != OWN_BASE:
         source = Source(run=baseline, root=root) if is_run else Source(model=_model_name(baseline))
         other = load_model(source, loaded.device.type)
-        return other.label, tasks.score(_task_model(other, other.computing, options, "Scoring the baseline"))
+        return other.label, tasks.score(task_model(other, other.computing, options, "Scoring the baseline"))
     with base_model(loaded) as module:
         if module is None:
             raise UsageError(
@@ -112,7 +112,7 @@ def _score_baseline(
                 remedy="Pass a run, a model directory or the name of a model on the hub.",
             )
         computing = loaded.in_compute_dtype(module)
-        return "its base model", tasks.score(_task_model(loaded, computing, options, "Scoring the baseline"))
+        return "its base model", tasks.score(task_model(loaded, computing, options, "Scoring the baseline"))
 
 
 def _model_name(baseline: str) -> str:
@@ -124,7 +124,8 @@ def _model_name(baseline: str) -> str:
     return baseline
 
 
-def _task_model(loaded: LoadedModel, module: nn.Module, options: TaskOptions, activity: str) -> TaskModel:
+def task_model(loaded: LoadedModel, module: nn.Module, options: TaskOptions, activity: str = "Scoring") -> TaskModel:
+    """`module`: that of `loaded`, or its base model."""
     template = chat_template(loaded.config.data, loaded.tokenizer_dir, loaded.is_run, options.chat_template)
     return TaskModel(
         adapter=loaded.adapter,
