@@ -9,7 +9,7 @@ UV     ?= $(shell command -v uv 2>/dev/null)
 # Written after each install: only the dependencies, and everything.
 TRAIN_STAMP := $(VENV)/.installed-train
 STAMP       := $(VENV)/.installed
-EXTRAS      := mlflow,hf,gguf,k8s,tensorboard,wandb,prometheus,etcd,s3,optuna,page,dev
+EXTRAS      := mlflow,hf,gguf,eval,k8s,tensorboard,wandb,prometheus,etcd,s3,optuna,page,dev
 CONFIG ?= gpt_stdlib
 ARGS   ?=
 PROCESSES ?= 2

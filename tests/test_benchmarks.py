@@ -12,6 +12,7 @@ from tiny_llama import make_examples, make_model
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 SHORT: dict[str, tuple[str, ...]] = {
+    "eval_tasks": ("--rounds", "1", "--items", "4"),
     "finetune_gpu": (),
     "gpt2_gpu": (),
     "generate_speed": ("--rounds", "1", "--tokens", "4", "--vocabulary", "256"),

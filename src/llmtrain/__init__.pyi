@@ -30,6 +30,7 @@ from llmtrain.errors import UsageError as UsageError
 from llmtrain.inference.loaded_model import Evaluation as Evaluation
 from llmtrain.inference.loaded_model import ExportResult as ExportResult
 from llmtrain.inference.loaded_model import Model as Model
+from llmtrain.inference.tasks import TaskEvaluation as TaskEvaluation
 from llmtrain.operate.cluster_run import ClusterRun as ClusterRun
 from llmtrain.operate.fetch.fetch_run import FetchResult as FetchResult
 from llmtrain.operate.status.run_status import RunStatus as RunStatus

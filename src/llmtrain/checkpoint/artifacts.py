@@ -30,6 +30,7 @@ from llmtrain.models.base import ModelAdapter, WriteInto
 from llmtrain.models.hf.lora import ADAPTER, BASE_RECORD
 from llmtrain.runs.checksums import CHECKSUMS
 from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.task_scores import task_scores_at
 
 CARD = "README.md"
 TEMPORARY = ".llmtrain-"
@@ -52,6 +53,7 @@ class Artifacts:
         if write_weights is None:
             return None
         values = asdict(progress)  # a background save writes later, when the progress has changed
+        values["tasks"] = task_scores_at(self.run, progress.step)
         base_model = self.adapter.base_model()
         base_path = _local_base(self.config.model)
 

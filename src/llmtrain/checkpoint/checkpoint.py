@@ -15,6 +15,7 @@ from typing import Any
 
 from llmtrain.checkpoint.shards import Index, check_index, read_full, read_into
 from llmtrain.checkpoint.state import Tensors, TrainState
+from llmtrain.config.best_metric import VAL_LOSS
 from llmtrain.core.files import open_text
 from llmtrain.errors import CheckpointError
 from llmtrain.runs.checksums import CHECKSUMS, damage, is_entry, read_checksums, step_of
@@ -40,6 +41,16 @@ class Checkpoint:
         """Validation loss of these weights; None if they were saved before they were evaluated."""
         progress = self.progress()
         return progress.last_val_loss if progress.evaluated_step == self.step else None
+
+    @property
+    def score(self) -> tuple[str, float] | None:
+        """trainer.best_metric of the run and its value for these weights; None if it was not evaluated."""
+        progress = self.progress()
+        if progress.evaluated_step != self.step:
+            return None
+        metric = self.state()["config"].get("trainer", {}).get("best_metric", VAL_LOSS)
+        value = progress.last_val_loss if metric == VAL_LOSS else progress.last_score
+        return None if value is None else (metric, value)
 
     def verify(self) -> None:
         """Raise CheckpointError, naming the file, unless every byte is as written."""

@@ -1,5 +1,6 @@
-"""The model card (README.md) of an adapter or an exported model: its origin, its losses and its config."""
+"""The model card (README.md) of an adapter or an exported model: its origin, losses, scores and config."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ _FINE_TUNED = ("block_size", "dtype", "lora")
 def model_card(
     config: Config, progress: dict[str, Any], base: HubModel | None, base_sha256: str | None, is_adapter: bool
 ) -> str:
-    """Markdown with a YAML header. `progress` is that of the checkpoint the weights come from."""
+    """Markdown with a YAML header. `progress` is that of the checkpoint the weights come from; its `tasks` are the
+    scores of these weights."""
     head: dict[str, Any] = {}
     if base:
         head["base_model"] = base.name
@@ -53,6 +55,7 @@ def model_card(
         "| | |",
         "|---|---|",
         *(f"| {name} | {_number(value)} |" for name, value in rows if value is not None),
+        *_task_lines(progress.get("tasks") or {}),
         "",
         "## Config",
         "",
@@ -63,6 +66,20 @@ def model_card(
     if config.run.notes is not None:
         parts += ["", config.run.notes]
     return redact("\n".join(parts) + "\n")
+
+
+def _task_lines(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A table of the scores on tasks, with what makes them comparable: version, examples, items and their hash."""
+    if not tasks:
+        return []
+    lines = ["", "## Tasks", "", "| task | version | few-shot | items | SHA-256 of the items | score |"]
+    lines.append("|---|---|---|---|---|---|")
+    for name, score in sorted(tasks.items()):
+        metrics = ", ".join(f"{metric} {value:.4f}" for metric, value in score["metrics"].items())
+        version = score.get("version") or "-"
+        cells = [name, version, score.get("few_shot"), score.get("items"), f"`{score.get('sha256')}`", metrics]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return lines
 
 
 def card_with_base_model(card: str, base: HubModel | None) -> str:

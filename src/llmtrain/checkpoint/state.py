@@ -2,7 +2,7 @@
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from types import NoneType
 from typing import Any, cast
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
+from llmtrain.config.best_metric import VAL_LOSS, is_better
 from llmtrain.distributed.parallel import unshard
 from llmtrain.models.hf.causal_lm import CausalLM
 from llmtrain.models.hf.lora import has_adapter
@@ -46,7 +47,32 @@ class TrainState:
     """Sum over the steps since the last logged training loss, so that a resumed run logs the same mean."""
     window_steps: int = 0
     first_val_loss: float | None = None
+    last_score: float | None = None
+    """trainer.best_metric at evaluated_step, unless that is the validation loss."""
+    best_score: float | None = None
     last_bits_per_byte: float | None = None
+
+    def note_evaluation(self, metrics: Mapping[str, float], best_metric: str) -> bool:
+        """Record the evaluation of this step; returns whether it is the best so far. One without best_metric, such as
+        an evaluation without tasks, is neither better nor worse."""
+        if not self.evaluated_step:
+            self.first_val_loss = metrics[VAL_LOSS]
+        self.evaluated_step = self.step
+        self.last_val_loss = metrics[VAL_LOSS]
+        self.last_bits_per_byte = metrics.get("val/bits_per_byte", self.last_bits_per_byte)
+        score = metrics.get(best_metric)
+        best = self.best_val_loss if best_metric == VAL_LOSS else self.best_score
+        self.last_score = None if best_metric == VAL_LOSS else score
+        if score is None:
+            return False
+        if not is_better(best_metric, score, best):
+            self.evaluations_since_best += 1
+            return False
+        self.best_val_loss = self.last_val_loss
+        self.best_score = self.last_score
+        self.best_step = self.step
+        self.evaluations_since_best = 0
+        return True
 
     def add_train_loss(self, loss: float) -> None:
         self.epoch_loss_sum += loss

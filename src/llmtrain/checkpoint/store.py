@@ -22,6 +22,7 @@ from llmtrain.checkpoint.checkpoint import FORMAT_VERSION, INDEX, STATE, Checkpo
 from llmtrain.checkpoint.replace import replace_directory
 from llmtrain.checkpoint.shards import Index, Shard, file_name, merge_indexes
 from llmtrain.checkpoint.state import Tensors
+from llmtrain.config.best_metric import is_better
 from llmtrain.core.fault_injection import inject_fault
 from llmtrain.core.files import (
     RESERVE_BYTES,
@@ -61,7 +62,7 @@ class CheckpointRequest:
 class CheckpointStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._val_losses: dict[int, float | None] = {}  # by step, each read once
+        self._scores: dict[int, tuple[str, float] | None] = {}  # by step, each read once
 
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, oldest first."""
@@ -104,29 +105,32 @@ class CheckpointStore:
         return Checkpoint(self.folder / name)
 
     def best(self) -> Checkpoint | None:
-        """The existing checkpoint with the lowest validation loss; the earlier one of two equal ones. An evaluation
-        whose checkpoint was not written, or was deleted, does not count."""
-        losses = []
-        for step in self.steps():
-            loss = self._val_loss(step)
-            if loss is not None:
-                losses.append((loss, step))
-        return self.at(min(losses)[1]) if losses else None
+        """The existing checkpoint with the best value of trainer.best_metric; the earlier one of two equal ones. An
+        evaluation whose checkpoint was not written, or was deleted, does not count. Nor does one by another metric than
+        that of the newest."""
+        scores = [(step, score) for step in self.steps() if (score := self._score(step)) is not None]
+        best: int | None = None
+        best_value: float | None = None
+        for step, (metric, value) in scores:
+            if metric == scores[-1][1][0] and is_better(metric, value, best_value):
+                best = step
+                best_value = value
+        return None if best is None else self.at(best)
 
-    def _val_loss(self, step: int) -> float | None:
-        if step not in self._val_losses:
+    def _score(self, step: int) -> tuple[str, float] | None:
+        if step not in self._scores:
             try:
-                self._val_losses[step] = self.at(step).val_loss
+                self._scores[step] = self.at(step).score
             except CheckpointError:  # damaged; reported when it is used
-                self._val_losses[step] = None
-        return self._val_losses[step]
+                self._scores[step] = None
+        return self._scores[step]
 
     def save(self, request: CheckpointRequest, shards: list[Shard], lock: Lock, control: ControlGroup) -> None:
         """Write a checkpoint; every rank calls this and writes its own files. Rank 0 checks the lock just before the
         checkpoint gets its name. A failure on one rank is raised on all, and leaves nothing behind."""
         # The token keeps the files of two generations apart, in case a live process was declared lost.
         temporary = self.folder / f".tmp-step_{request.step}-{lock.token}"
-        self._val_losses.pop(request.step, None)  # the same step may be saved again after its evaluation
+        self._scores.pop(request.step, None)  # the same step may be saved again after its evaluation
         needed = sum(control.gather(sum(shard.byte_count for shard in shards)))
         try:
             control.on_rank0(lambda: self._begin(temporary, needed, request.step))

@@ -1,6 +1,6 @@
-"""llmtrain eval: loss and perplexity of models on files."""
+"""llmtrain eval: loss and perplexity of models on files, and their scores on tasks."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,17 +16,63 @@ from llmtrain.commands.options import (
     show,
 )
 from llmtrain.commands.spinner import progress
+from llmtrain.commands.task_tables import scores_text
 from llmtrain.core.arguments import MINIMUM, Source
 from llmtrain.core.terminal import format_table
+from llmtrain.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llmtrain.inference.loaded_model import Evaluation
+    from llmtrain.inference.tasks import TaskEvaluation
+
+
+FileOption = Annotated[
+    list[str] | None,
+    typer.Option("--file", "-f", help="Loss on a file of text or examples, or glob. Repeatable.", show_default=False),
+]
+TasksOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tasks",
+        help="Scores on tasks, separated by commas: of lm_eval (hellaswag,arc_easy:5), of llmtrain (arithmetic, "
+        "grammar, spelling), or files of items (my.jsonl).",
+        show_default=False,
+    ),
+]
+LimitOption = Annotated[
+    int | None, typer.Option(min=MINIMUM["limit"], help="Only the first items of each task.", show_default=False)
+]
+TasksDirOption = Annotated[
+    str | None,
+    typer.Option("--tasks-dir", help="Directory of fetch-tasks. Default: ~/.cache/llmtrain/tasks.", show_default=False),
+]
+BaselineOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Compare with a run, a model, or `base`, from which the run was fine-tuned, on the same items.",
+        show_default=False,
+    ),
+]
+ChatTemplateOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat-template/--no-chat-template",
+        help="Write items with the chat template. Default: for models that answer.",
+        show_default=False,
+    ),
+]
+BlockSizeOption = Annotated[
+    int | None,
+    typer.Option(
+        min=MINIMUM["block_size"],
+        help="Tokens per sequence. Default: that of the run. A shorter text is one sequence.",
+    ),
+]
 
 
 def command(
-    file: Annotated[list[str], typer.Option("--file", "-f", help="File of text or examples, or glob. Repeatable.")],
     runs: Annotated[
         list[str] | None,
         typer.Argument(metavar="RUN", help="As --run.", show_default=False, autocompletion=complete_run),
@@ -43,42 +89,71 @@ def command(
     adapter: AdapterOption = None,
     model: ModelOption = None,
     checkpoint: CheckpointOption = "best",
+    file: FileOption = None,
+    tasks: TasksOption = None,
+    limit: LimitOption = None,
+    tasks_dir: TasksDirOption = None,
+    baseline: BaselineOption = None,
+    chat_template: ChatTemplateOption = None,
     batch_size: Annotated[int, typer.Option(min=MINIMUM["batch_size"], help="Sequences per batch.")] = 8,
-    block_size: Annotated[
-        int | None,
-        typer.Option(
-            min=MINIMUM["block_size"],
-            help="Tokens per sequence. Default: that of the run. A shorter text is one sequence.",
-        ),
-    ] = None,
+    block_size: BlockSizeOption = None,
     device: DeviceOption = "auto",
     root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
 ) -> None:
-    """Evaluate runs, an adapter or a model directory on files."""
+    """Evaluate runs, an adapter or a model directory: the loss on files, scores on tasks, or both."""
     from llmtrain.runs.directory import find_run
     from llmtrain.training.shutdown import StopFlag
 
+    options: dict[str, Any] = {
+        "limit": limit,
+        "tasks_dir": tasks_dir,
+        "baseline": baseline,
+        "chat_template": chat_template,
+    }
+    _check_options(file, tasks, options)
+    losses: list[Evaluation] = []
+    scores: list[TaskEvaluation] = []
     with StopFlag() as stop, progress("Loading the model") as show_progress:
         from llmtrain.inference.loaded_model import Model
 
         named = [*(runs or ()), *(run or ())]
         for each in named:
             find_run(root, each)  # raises for a run that does not exist, before the others are evaluated
-
-        def evaluate(source: Source) -> "Evaluation":
-            loaded = Model(source, device)
+        shared: Any = {"batch_size": batch_size, "stop": stop, "on_progress": show_progress}
+        for name in named or (None,):  # None: an adapter or a model directory
+            loaded = Model(Source(name, adapter, model, checkpoint, root), device)
             stop.enter_loop(saves=False)
-            return loaded.evaluate(
-                file, batch_size=batch_size, block_size=block_size, stop=stop, on_progress=show_progress
-            )
+            if file:
+                losses.append(loaded.evaluate(file, block_size=block_size, **shared))
+            if tasks:
+                scores.append(loaded.evaluate_tasks(tasks, **options, **shared))
+    _show(json_, losses, scores)
 
-        names = named or (None,)  # None: an adapter or a model directory
-        results = [evaluate(Source(name, adapter, model, checkpoint, root)) for name in names]
-    if len(results) == 1:
-        show(json_, results[0].as_dict(), _text(results[0]))
-    else:
-        show(json_, {"evaluations": [result.as_dict() for result in results]}, _table(results))
+
+def _show(as_json: bool, losses: "Sequence[Evaluation]", scores: "Sequence[TaskEvaluation]") -> None:
+    texts = []
+    if losses:
+        texts.append(_text(losses[0]) if len(losses) == 1 else _table(losses))
+    if scores:
+        texts.append(scores_text(scores))
+    values: list[dict[str, Any]] = [{} for _ in (losses or scores)]
+    for results in ([each.as_dict() for each in losses], [each.as_dict() for each in scores]):
+        for value, result in zip(values, results, strict=False):  # of the same model; one list may be empty
+            value |= result
+    show(as_json, values[0] if len(values) == 1 else {"evaluations": values}, "\n\n".join(texts))
+
+
+def _check_options(file: list[str] | None, tasks: list[str] | None, of_tasks: dict[str, Any]) -> None:
+    if not file and not tasks:
+        raise UsageError(
+            "Nothing to evaluate was given.",
+            remedy="Pass --file FILE for the loss on text, or --tasks NAMES for scores on tasks.",
+        )
+    unused = [name for name, value in of_tasks.items() if value is not None]
+    if unused and not tasks:
+        option = unused[0].replace("_", "-")
+        raise UsageError(f"--{option} is for tasks.", remedy="Name them with --tasks.")
 
 
 def _text(result: "Evaluation") -> str:

@@ -17,7 +17,8 @@ def command(
     report: Annotated[str | None, typer.Option("--report", hidden=True)] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Download the model, tokenizer and dataset that a config names on the hub, so that training needs no network."""
+    """Download the model, tokenizer, dataset and tasks that a config names on the hub, so that training needs no
+    network."""
     try:
         _fetch(config, set_, json_)
     except LlmtrainError as error:
@@ -35,16 +36,19 @@ def _fetch(config: str | None, set_: list[str] | None, json_: bool) -> None:
     from llmtrain.config.load import load_config
     from llmtrain.config.model import HfCausalLmSection
     from llmtrain.core.logs import log, setup_logging
+    from llmtrain.data.cache_dir import task_data_dir
     from llmtrain.data.hf_datasets import load_split
     from llmtrain.data.tokenizers.gpt2 import GPT2Tokenizer
     from llmtrain.hub.find import find_model
     from llmtrain.hub.needs import hub_needs
+    from llmtrain.hub.task_index import find_stock_tasks
+    from llmtrain.hub.tasks import find_task_data
 
     loaded = load_config(config, set_ or [])
     setup_logging(loaded.logging)
     model = loaded.model
     data = loaded.data
-    needs = hub_needs(loaded.model, loaded.data)
+    needs = hub_needs(loaded.model, loaded.data, loaded.trainer.eval_tasks)
     fetched = []
     if needs.model and isinstance(model, HfCausalLmSection):
         find_model(model.path, model.revision, False, code=model.trust_remote_code)
@@ -59,6 +63,11 @@ def _fetch(config: str | None, set_: list[str] | None, json_: bool) -> None:
     if needs.gpt2:
         GPT2Tokenizer()
         fetched.append("tokenizer gpt2")
+    if needs.tasks and loaded.trainer.eval_tasks:
+        directory = task_data_dir(loaded.data, loaded.trainer.eval_tasks.dir)
+        for task in find_stock_tasks(needs.tasks)[0]:
+            find_task_data(task, directory)
+            fetched.append(f"task {task.name}")
     for name in fetched:
         log("DATA", f"fetched: {name}")
     text = f"{plural(len(fetched), 'download')} complete." if fetched else "Nothing to download: all files are local."

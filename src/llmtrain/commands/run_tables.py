@@ -109,9 +109,12 @@ def _states_line(value: dict[str, Any]) -> str:
 
 
 def _compared_runs(rows: list[Row]) -> str:
-    table = [["run_id", "status", "step", *LOSSES, "state_sha256"]]
+    tasks = sorted({name for row in rows for name in row["task_scores"]})
+    table = [["run_id", "status", "step", *LOSSES, *tasks, "state_sha256"]]
     for row in rows:
-        table.append([row["run_id"], row["status"], str(row["step"]), *_losses(row), _hash(row["state_sha256"])])
+        scores = [loss_text(row["task_scores"].get(name)) for name in tasks]
+        losses = [*_losses(row), *scores]
+        table.append([row["run_id"], row["status"], str(row["step"]), *losses, _hash(row["state_sha256"])])
     return format_table(table, dropped_first=["state_sha256", "train_loss"])
 
 

@@ -13,7 +13,7 @@ COMMANDS = {
         "report": "Write runs to one HTML file, or to Markdown.",
         "generate": "Generate text with a run, an adapter or a model directory.",
         "chat": "Chat with a model in the terminal.",
-        "eval": "Evaluate a model on text files.",
+        "eval": "Evaluate a model on text files and tasks.",
         "sweep": "Search for the best values of config fields.",
         "export": "Write a model that transformers, peft or llama.cpp loads.",
     },
@@ -43,6 +43,7 @@ COMMANDS = {
     "Models and data": {
         "fetch-model": "Download a model from the Hugging Face hub.",
         "fetch-data": "Download a dataset from the Hugging Face hub.",
+        "fetch-tasks": "Download the data of evaluation tasks from the Hugging Face hub.",
         "prefetch": "Download everything a config names on the hub.",
         "tokenizer": "Train a tokenizer.",
         "sync": "Copy a run directory to S3.",

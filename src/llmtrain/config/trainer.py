@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from llmtrain.config.best_metric import VAL_LOSS, is_known, known_metrics, task_of
 from llmtrain.config.section import (
     CountOrZero,
     DefaultMarker,
@@ -19,8 +20,11 @@ from llmtrain.config.section import (
     Problem,
     Section,
     Share,
+    Text,
     TwoOrMoreOrAll,
 )
+from llmtrain.config.task_specs import TaskSpec, parse_tasks
+from llmtrain.errors import UsageError
 
 DEFAULT_STEPS = 1000
 OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -46,6 +50,29 @@ def _is_defaulted(name: str) -> bool:
     return info is not None and any(isinstance(each, DefaultMarker) for each in info.metadata)
 
 
+class EvalTasksSection(Section):
+    """Tasks to score the model on while it trains (docs/evaluating.md)."""
+
+    tasks: Names
+    """Names of tasks: of lm_eval (hellaswag, arc_easy:5), of llmtrain (arithmetic, grammar, spelling), or files of
+    items (my.jsonl)."""
+    limit: PositiveInt | None = None
+    """Score only the first items of each task. null scores all of them."""
+    every: PositiveInt = 1
+    """Score at every n-th evaluation, and at the last one."""
+    dir: Text | None = None
+    """Directory of `llmtrain fetch-tasks`. null means tasks/ in data.cache_dir."""
+
+    def specs(self) -> list[TaskSpec]:
+        return parse_tasks(self.tasks, "trainer.eval_tasks.tasks")
+
+    def problems(self) -> Iterator[Problem]:
+        try:
+            self.specs()
+        except UsageError as problem:
+            yield ("tasks",), str(problem)
+
+
 class TrainerSection(Section):
     """Batch, optimizer, schedule, evaluation and checkpoints. A step is one optimizer step."""
 
@@ -54,8 +81,11 @@ class TrainerSection(Section):
     max_epochs: MayChange[PositiveInt | None] = None
     """Number of passes over the training data, if max_steps is not reached first. The model is evaluated and saved
     after each."""
+    best_metric: Text = VAL_LOSS
+    """What decides which checkpoint is the best one and when training stops early: `val/loss`, another metric of the
+    evaluations, or a score such as `tasks/hellaswag/acc_norm`, of a task in eval_tasks."""
     early_stopping_patience: MayChange[PositiveInt | None] = None
-    """Stop after this many evaluations without a lower validation loss. null disables early stopping."""
+    """Stop after this many evaluations without a better value of best_metric. null disables early stopping."""
     micro_batch_size: OrDefault[PositiveInt] = 8
     """Sequences per forward pass of one process."""
     grad_accum_steps: OrDefault[PositiveInt] = 1
@@ -111,6 +141,8 @@ class TrainerSection(Section):
     """Prompts to complete at each evaluation; the completions are logged and stored in the run's samples/."""
     eval_prompt_tokens: MayChange[PositiveInt] = 64
     """Maximum number of tokens of such a completion."""
+    eval_tasks: MayChange[EvalTasksSection | None] = None
+    """Tasks to score the model on at evaluations. null scores none."""
     save_every_steps: MayChange[PositiveInt | None] = 200
     """Steps between checkpoints. null saves only at the end and for a new best validation loss."""
     async_save: MayChange[bool] = False
@@ -137,6 +169,7 @@ class TrainerSection(Section):
                 ("lr", "min_lr"),
                 f"trainer.min_lr {self.min_lr} is above trainer.lr {self.lr}. Set it to at most trainer.lr.",
             )
+        yield from self._best_metric_problems()
         if self.max_steps is None and self.max_epochs is not None and self.schedule_steps is None:
             return  # the length of the schedule depends on the data
         length = self.schedule_steps or self.steps
@@ -145,4 +178,20 @@ class TrainerSection(Section):
                 ("max_steps", "schedule_steps", "warmup_steps", "schedule"),
                 f"trainer.warmup_steps {self.warmup_steps} is not below the {length} steps of the schedule. "
                 "Lower it, or raise trainer.max_steps.",
+            )
+
+    def _best_metric_problems(self) -> Iterator[Problem]:
+        if not is_known(self.best_metric):
+            known = ", ".join(known_metrics())
+            yield (
+                ("best_metric",),
+                f"trainer.best_metric must be a metric of the evaluations ({known}), got '{self.best_metric}'.",
+            )
+        task = task_of(self.best_metric)
+        scored = {spec.name for spec in self.eval_tasks.specs()} if self.eval_tasks else set()
+        if task is not None and task not in scored:
+            yield (
+                ("best_metric", "eval_tasks"),
+                f"trainer.best_metric is {self.best_metric}, and the task '{task}' is not in trainer.eval_tasks.tasks. "
+                "Add it there.",
             )

@@ -1,4 +1,4 @@
-"""Where tokenized data is stored."""
+"""Where tokenized data is stored, and the data of tasks."""
 
 import os
 from pathlib import Path
@@ -15,6 +15,11 @@ def token_cache_dir(config: DataSection) -> Path:
     if shared and config.cache_dir == DataSection.model_fields["cache_dir"].default and _is_writable(Path(shared)):
         return Path(shared)
     return Path(config.cache_dir).expanduser()
+
+
+def task_data_dir(config: DataSection, directory: str | None) -> Path:
+    """Where the data of tasks is: trainer.eval_tasks.dir, else beside the tokens."""
+    return Path(directory).expanduser() if directory else token_cache_dir(config) / "tasks"
 
 
 def _is_writable(directory: Path) -> bool:

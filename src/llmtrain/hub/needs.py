@@ -1,9 +1,11 @@
-"""The downloads that a config needs: models and datasets of the hub, and the files of the GPT-2 tokenizer."""
+"""The downloads that a config needs: models, datasets and tasks of the hub, and the files of the GPT-2
+tokenizer."""
 
 from dataclasses import dataclass
 
 from llmtrain.config.data import DataSection, HubDatasetSection
 from llmtrain.config.model import HfCausalLmSection, ModelSection
+from llmtrain.config.trainer import EvalTasksSection
 from llmtrain.hub.find import looks_like_path
 
 
@@ -16,19 +18,23 @@ class HubNeeds:
     gpt2: bool = False
     """The tokenizer gpt2, whose files tiktoken downloads."""
 
+    tasks: tuple[str, ...] = ()
+    """Stock tasks of trainer.eval_tasks, whose data is downloaded."""
+
     @property
     def any(self) -> bool:
-        return self.model or self.tokenizer or self.dataset or self.gpt2
+        return self.model or self.tokenizer or self.dataset or self.gpt2 or bool(self.tasks)
 
 
-def hub_needs(model: ModelSection, data: DataSection) -> HubNeeds:
+def hub_needs(model: ModelSection, data: DataSection, eval_tasks: EvalTasksSection | None) -> HubNeeds:
     needs_model = False
     needs_tokenizer = False
     if isinstance(model, HfCausalLmSection) and not model.local_files_only:
         needs_model = _is_name(model.path)
         needs_tokenizer = _is_name(model.tokenizer_path)
     needs_dataset = isinstance(data, HubDatasetSection) and not _reads_files(data) and _is_name(data.dataset_name)
-    return HubNeeds(needs_model, needs_tokenizer, needs_dataset, gpt2=data.tokenizer == "gpt2")
+    tasks = tuple(spec.name for spec in eval_tasks.specs() if spec.is_stock) if eval_tasks else ()
+    return HubNeeds(needs_model, needs_tokenizer, needs_dataset, gpt2=data.tokenizer == "gpt2", tasks=tasks)
 
 
 def _reads_files(data: HubDatasetSection) -> bool:

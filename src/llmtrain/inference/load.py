@@ -36,6 +36,7 @@ from llmtrain.plugins import describe_plugin
 from llmtrain.runs.directory import RunDirectory, find_run
 from llmtrain.runs.run_plugins import check_run_plugins
 from llmtrain.runs.state import RunState
+from llmtrain.runs.task_scores import task_scores_at
 from llmtrain.runs.view import RunView
 from llmtrain.training.components import GPU_ATTENTION, base_sha256, build_adapter
 from llmtrain.training.random_state import preserved
@@ -142,7 +143,7 @@ def _load_run(source: Source, device: torch.device) -> LoadedModel:
         tokenizer=tokenizer,
         tokenizer_dir=run.tokenizer,
         device=device,
-        progress=state["progress"],
+        progress={**state["progress"], "tasks": task_scores_at(run, checkpoint.step)},
         val_loss=checkpoint.val_loss,
         base_sha256=state.get("base_sha256"),
         base_path=base_path,

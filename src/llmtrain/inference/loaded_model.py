@@ -7,13 +7,23 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from llmtrain.core.arguments import Sampling, Source, as_integer, as_text, check_callable, check_event, check_one_of
+from llmtrain.core.arguments import (
+    Sampling,
+    Source,
+    as_integer,
+    as_text,
+    check_callable,
+    check_event,
+    check_one_of,
+    optional_text,
+)
 from llmtrain.errors import UsageError
 from llmtrain.hub.model_names import parse_hub_model
 from llmtrain.inference.evaluate import evaluate_files
 from llmtrain.inference.export import FORMATS, ExportOptions, Format, export_model, parse_dtype, with_base_model
 from llmtrain.inference.generate import generate_text, prompt_for
 from llmtrain.inference.load import LoadedModel, load_model
+from llmtrain.inference.tasks import TaskEvaluation, TaskOptions, evaluate_tasks, read_tasks
 from llmtrain.training.shutdown import StopEvent
 
 PathLike = str | os.PathLike[str]
@@ -148,6 +158,38 @@ class Model:
             tokens=tuned.tokens,
             base=Loss(base.loss, base.perplexity) if base else None,
         )
+
+    def evaluate_tasks(
+        self,
+        tasks: str | PathLike | Sequence[str | PathLike],
+        *,
+        limit: int | None = None,
+        tasks_dir: PathLike | None = None,
+        baseline: PathLike | None = None,
+        batch_size: int = 8,
+        chat_template: bool | None = None,
+        on_progress: OnProgress = lambda what, done, total: None,  # noqa: ARG005
+        stop: StopEvent | None = None,
+    ) -> TaskEvaluation:
+        """Scores on tasks: names of lm_eval's, such as `hellaswag` or `arc_easy:5` (with five examples before each
+        question), of those that llmtrain brings, or files of items (my.jsonl).
+
+        limit: only the first items of each task.
+        tasks_dir: directory of `llmtrain fetch-tasks`; by default ~/.cache/llmtrain/tasks.
+        baseline: `base` (what the model was fine-tuned from), a run or a model, to compare with on the same items.
+        batch_size: sequences per forward pass.
+        chat_template: whether to write items with the chat template; by default for models that answer.
+        on_progress: called with what is being done, the number of sequences done, and their total.
+        stop: setting this event, from another thread, raises Interrupted.
+        """
+        check_callable("on_progress", on_progress)
+        if limit is not None:
+            limit = as_integer("limit", limit)
+        given = [tasks] if isinstance(tasks, str | os.PathLike) or not isinstance(tasks, Iterable) else list(tasks)
+        read = read_tasks([as_text("tasks", each) for each in given], optional_text("tasks_dir", tasks_dir), limit)
+        options = TaskOptions(as_integer("batch_size", batch_size), chat_template, _is_set(stop), on_progress)
+        name = optional_text("baseline", baseline)
+        return evaluate_tasks(self._loaded, read, options, name, self._source)
 
     def export(
         self,

@@ -44,7 +44,7 @@ def plan_job(
     if not is_launched:
         check_launch(config, task)
     resolved = _config_in_pod(config, run_id)
-    needs_hub = hub_needs(config.model, config.data).any
+    needs_hub = hub_needs(config.model, config.data, config.trainer.eval_tasks).any
     is_fetching = task.mode in ("train", "hold") and needs_hub and not is_offline(launch.env)
     return JobPlan(
         run_id=run_id,

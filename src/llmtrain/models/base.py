@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -167,6 +167,30 @@ class ModelAdapter(ABC):
             return logits[0, -1]
 
         return next_logits
+
+    # Scores of tasks: log-likelihoods of given tokens, with a context that several continuations share computed once
+
+    @property
+    def max_positions(self) -> int | None:
+        """Most tokens that the architecture can read; None if only context_length limits them."""
+        return None
+
+    def hidden_states(self, module: nn.Module, tokens: torch.Tensor, cache: Any = None) -> torch.Tensor:  # noqa: ARG002
+        """What `output_logits` makes logits of: (B, T) -> (B, T, C). By default the logits themselves. With a cache,
+        the tokens follow those in it."""
+        return cast(torch.Tensor, module(tokens))
+
+    def output_logits(self, module: nn.Module, hidden: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """Logits of some positions, (N, C) -> (N, V): most positions of a task need none."""
+        return hidden
+
+    def new_cache(self, module: nn.Module, capacity: int) -> Any:  # noqa: ARG002
+        """A cache for `hidden_states` with room for this many tokens; None if the model has none."""
+        return None
+
+    def select_rows(self, cache: Any, rows: torch.Tensor) -> None:
+        """Replace the sequences in a cache by copies of some of them: row i becomes the former row rows[i]."""
+        raise NotImplementedError
 
     # Files: checkpoints and export
 

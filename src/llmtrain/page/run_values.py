@@ -9,10 +9,12 @@ from llmtrain.plan.prediction import recorded_prediction, usage_of
 from llmtrain.runs.explain import HEALTHY, Why, explain_local, last_report
 from llmtrain.runs.json_values import dictionary, epoch, finite, integer, short_text
 from llmtrain.runs.state import RunState, state_after
+from llmtrain.runs.task_scores import scored_steps, task_scores_at
 from llmtrain.runs.view import RankView, RunView
 
 Values = dict[str, Any]
 _MAX_SHORT_WHY = 300
+_MAX_SCORED_STEPS = 20
 
 
 def run_row(view: RunView) -> Values:
@@ -124,9 +126,22 @@ def run_details(view: RunView) -> Values:
         "git": short_text(git.get("sha")) or None,
         "parameters": integer(view.result.get("parameters")) or None,
         "samples": view.sample_steps(),
+        "task_scores": _task_scores(view),
         "has_end_sample": bool(end_sample(view)),
         "logs": view.log_ranks(),
     }
+
+
+def _task_scores(view: RunView) -> list[Values]:
+    """The newest scores on tasks: step, and `NAME/METRIC` -> value."""
+    found = []
+    for step in scored_steps(view.run)[-_MAX_SCORED_STEPS:]:
+        values = {}
+        for task, score in task_scores_at(view.run, step).items():
+            for metric, value in score["metrics"].items():
+                values[short_text(f"{task}/{metric}")] = finite(value)
+        found.append({"step": step, "values": values})
+    return found
 
 
 def end_sample(view: RunView) -> list[Values]:

@@ -10,6 +10,7 @@ runs/<run_id>/
   checkpoints/     step_N/, and the pointers `latest` and `best`
   adapter/         of a LoRA run: the best adapter, in the format of peft
   samples/         answers to trainer.eval_prompts, one file per evaluation
+  tasks/           scores on tasks, one file per checkpoint that was scored
   epoch-N/ best/   with output.layout epochs: files of those checkpoints
   artifacts.json   which of adapter/, epoch-N/ and best/ the run has written; others with these names are the user's
   finished.json    result of a finished run
@@ -90,6 +91,10 @@ class RunDirectory:
     @property
     def samples(self) -> Path:
         return self.path / "samples"
+
+    @property
+    def task_scores(self) -> Path:
+        return self.path / "tasks"
 
     @property
     def best(self) -> Path:

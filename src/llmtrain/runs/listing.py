@@ -10,6 +10,7 @@ from llmtrain.errors import UsageError, nearest
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.heartbeats import read_heartbeats
 from llmtrain.runs.json_values import integer
+from llmtrain.runs.task_scores import newest_task_scores
 from llmtrain.runs.view import RunView
 
 Row = dict[str, Any]
@@ -31,6 +32,7 @@ def summarize(view: RunView) -> Row:
         "train_loss": losses[-1] if losses else None,
         "val_loss": val_losses[-1] if val_losses else None,
         "best_val_loss": min(val_losses, default=None),
+        "task_scores": newest_task_scores(view.run),
         "state_sha256": view.result.get("state_sha256"),
         "started_at": view.meta.get("started_at"),
         "dataset": view.dataset,

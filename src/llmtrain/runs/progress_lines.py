@@ -82,6 +82,9 @@ def log_evaluation(step: int, max_steps: int, max_epochs: int | None, metrics: M
     scores = [f"val loss {metrics['val/loss']:.4f}", f"perplexity {metrics['val/perplexity']:.2f}"]
     if "val/bits_per_byte" in metrics:
         scores.append(f"bpb {metrics['val/bits_per_byte']:.3f}")
+    for name, value in metrics.items():
+        if name.startswith("tasks/"):
+            scores.append(f"{name.removeprefix('tasks/')} {value:.4f}")
     best = ""
     if metrics.get("val/is_best"):
         best = "best"

@@ -7,6 +7,6 @@ evaluate.py: what a run does in every step. How many micro-batches a step has: d
 
 How it ends: result.py; shutdown.py (SIGTERM and Ctrl-C), watchdog.py (heartbeats, ranks that hang), memory_errors.py
 and storage_errors.py. predicted.py records what it is predicted to need. Text: eval_prompts.py, on top of
-text_generation.py. dry_run.py and smoke.py are the two commands that train without a run; requirements.py is what a run
-needs on this machine, and torch_settings.py what it sets in torch.
+text_generation.py. Scores: eval_tasks.py, on top of tasks/. dry_run.py and smoke.py are the two commands that train
+without a run; requirements.py is what a run needs on this machine, and torch_settings.py what it sets in torch.
 """

@@ -36,6 +36,7 @@ from llmtrain.runs.metadata import cpu_architecture, versions
 from llmtrain.tracking.open import check_trackers
 from llmtrain.training.memory_errors import check_activation_memory, check_batch_memory, check_memory, explained
 from llmtrain.training.random_state import preserved, seeded
+from llmtrain.training.tasks.task_set import TaskSet, load_eval_tasks
 from llmtrain.training.torch_settings import set_up_torch
 
 GPU_ATTENTION = ("flash_attention_2", "flex_attention")
@@ -56,6 +57,8 @@ class Components:
     """Per step, over all processes."""
     recorded: dict[str, Any]
     """What a checkpoint records besides tensors and progress: config, data fingerprint, versions."""
+    tasks: TaskSet | None
+    """Those of trainer.eval_tasks, with their data."""
 
 
 def build_on_all_ranks(config: Config, world: World, numerics: Numerics) -> Components:
@@ -88,6 +91,7 @@ def build_components(
     prepared = _build_data(config.data, config.model, config.run.seed).prepare(config.run.threads)
     for prompt in trainer.eval_prompts:
         prepared.tokenizer.encode(prompt)  # raises for characters that are not in the vocabulary
+    tasks = load_eval_tasks(trainer, config.data)
     phase("building the model")
     adapter = build_adapter(on_device.model, prepared.tokenizer.vocab_size, numerics)
 
@@ -122,7 +126,7 @@ def build_components(
         _check_packing(adapter, module, first)
     check_activation_memory(config, adapter, module, train_batches.first_shape(), world, is_dry_run)
     recorded = resume_fingerprint(config, prepared, adapter, world, micro_batches)
-    return Components(prepared, adapter, train_batches, eval_batches, module, micro_batches, recorded)
+    return Components(prepared, adapter, train_batches, eval_batches, module, micro_batches, recorded, tasks)
 
 
 def _check_attention(model: ModelSection, device: torch.device) -> None:

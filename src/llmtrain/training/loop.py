@@ -27,10 +27,12 @@ from llmtrain.tracking.base import Metrics, Tracker
 from llmtrain.training.components import Components
 from llmtrain.training.context import RunContext
 from llmtrain.training.eval_prompts import EvalPrompts
+from llmtrain.training.eval_tasks import EvalTasks, tasks_are_due
 from llmtrain.training.evaluate import evaluate
 from llmtrain.training.memory_errors import out_of_memory
 from llmtrain.training.schedule import lr_at
 from llmtrain.training.step import Stepper, StepResult, TokenCounts
+from llmtrain.training.tasks.score import TaskScore, logged_metrics
 from llmtrain.training.throughput import Activity, Throughput, Timing, peak_memory_bytes
 from llmtrain.training.unused_parameters import report_unused
 from llmtrain.training.watchdog import Watchdog
@@ -48,6 +50,7 @@ class Trainer:
     saver: Saver
     artifacts: Artifacts
     eval_prompts: EvalPrompts
+    eval_tasks: EvalTasks
     watchdog: Watchdog
     tracker: Tracker
     throughput: Throughput
@@ -269,27 +272,32 @@ class Trainer:
             answers = self.eval_prompts.answer(self._is_interrupted_here)
             if answers is None:
                 return
-            state = self.state
-            if not state.evaluated_step:
-                state.first_val_loss = result.loss
-            is_best = state.best_val_loss is None or result.loss < state.best_val_loss
-            if is_best:
-                state.best_val_loss = result.loss
-                state.best_step = step
-                state.evaluations_since_best = 0
-            else:
-                state.evaluations_since_best += 1
-            state.last_val_loss = result.loss
-            state.evaluated_step = step
-            self.context.lock.check()
-            metrics = {"val/loss": result.loss, "val/perplexity": result.perplexity, "val/is_best": float(is_best)}
+            metrics = {"val/loss": result.loss, "val/perplexity": result.perplexity}
             if result.bits_per_byte is not None:
-                metrics["val/bits_per_byte"] = state.last_bits_per_byte = result.bits_per_byte
-            self.tracker.log(step, {**metrics, **self._epoch_metrics()})
-            if answers and self.world.is_first:
+                metrics["val/bits_per_byte"] = result.bits_per_byte
+            scores: list[TaskScore] | None = []
+            if tasks_are_due(self.config, step, self._ended_epoch(), is_last=step >= self.config.steps):
+                scores = self.eval_tasks.score(self._is_interrupted)
+            if scores is None:
+                return
+            metrics |= logged_metrics(scores)
+            is_best = self.state.note_evaluation(metrics, self.config.best_metric)
+            self.context.lock.check()
+            self.tracker.log(step, {**metrics, "val/is_best": float(is_best), **self._epoch_metrics()})
+            if self.world.is_first:
                 self._save_answers(answers)
+                self._save_scores(scores)
+
+    def _save_scores(self, scores: Sequence[TaskScore]) -> None:
+        try:
+            if scores:
+                self.eval_tasks.save(self.state.step, scores)
+        except OSError as problem:
+            warn("EVAL", f"the scores on trainer.eval_tasks could not be saved; training continues: {problem}")
 
     def _save_answers(self, answers: list[dict[str, str]]) -> None:
+        if not answers:
+            return
         try:
             self.tracker.samples(self.state.step, self.eval_prompts.save(self.state.step, answers))
         except OSError as problem:

@@ -47,6 +47,7 @@ from llmtrain.tracking.open import open_trackers
 from llmtrain.training.components import Components, build_on_all_ranks
 from llmtrain.training.context import RunContext
 from llmtrain.training.eval_prompts import EvalPrompts
+from llmtrain.training.eval_tasks import EvalTasks
 from llmtrain.training.loop import Trainer
 from llmtrain.training.model_handle import ModelHandle, build_model
 from llmtrain.training.optimizer import build_optimizer
@@ -327,6 +328,7 @@ def _build_trainer(
         ),
         artifacts=artifacts,
         eval_prompts=EvalPrompts(config, run, model, components.prepared, world),
+        eval_tasks=EvalTasks(config, run, model, components.prepared, world, components.tasks),
         watchdog=watchdog,
         tracker=tracker,
         throughput=Throughput(world.device, model.adapter.flops_per_token(model.module), world.world_size),

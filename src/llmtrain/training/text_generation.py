@@ -38,7 +38,7 @@ def sample_ids(
     generator = torch.Generator().manual_seed(derive_seed(sampling.seed, "sample"))
     ids = list(prompt)
     next_logits = adapter.next_logits(module, block_size)
-    with evaluating(module), _not_compiled(module):
+    with evaluating(module), not_compiled(module):
         while len(ids) < len(prompt) + sampling.max_new_tokens:
             logits = next_logits(ids).float().cpu()
             if not logits.max().isfinite():  # -inf excludes a token, NaN and inf are errors
@@ -57,7 +57,7 @@ def sample_ids(
     return ids[len(prompt) :]
 
 
-def _not_compiled(module: nn.Module) -> AbstractContextManager[Any]:
+def not_compiled(module: nn.Module) -> AbstractContextManager[Any]:
     """Compiled blocks would be recompiled for every length of the text."""
     is_compiled = any(getattr(part, "_compiled_call_impl", None) for part in module.modules())
     return torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()

@@ -55,6 +55,11 @@ class Tokenizer(ABC):
         """Ids that the tokenizer puts before a text for its model (BOS); often none."""
         return []
 
+    @property
+    def start_of_text(self) -> int | None:
+        """Token id that a text may begin with; None if the tokenizer has none."""
+        return self.end_of_text
+
     def save(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / DESCRIPTION, {"kind": self.kind, "sha256": self.sha256(), **self._description()})

@@ -47,12 +47,17 @@ class ChatTemplate:
     def __init__(self, tokenizer_dir: Path) -> None:
         self._tokenizer = load_in_transformers(tokenizer_dir)
 
-    def render(self, messages: list[Message], add_generation_prompt: bool) -> str:
-        """The conversation as text; with add_generation_prompt, up to where the next answer begins."""
+    def render(self, messages: list[Message], add_generation_prompt: bool, continues: bool = False) -> str:
+        """The conversation as text; with add_generation_prompt, up to where the next answer begins. `continues`: up to
+        the end of the last message, which is continued."""
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=add_generation_prompt, date_string=DATE
+                    messages,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continues,
+                    date_string=DATE,
                 )
             )
         except Exception as problem:  # a template is code and can raise anything

@@ -47,6 +47,16 @@ class HFTokenizer(Tokenizer):
                 return int(token)
         return None
 
+    @property
+    def start_of_text(self) -> int | None:
+        for name in (TOKENIZER_CONFIG, "special_tokens_map.json"):
+            token = (read_json(self._directory / name) or {}).get("bos_token")
+            if isinstance(token, dict):
+                token = token.get("content")
+            if isinstance(token, str) and (found := self._tokenizer.token_to_id(token)) is not None:
+                return int(found)
+        return self.end_of_text
+
     def encode(self, text: str) -> Ids:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
 

@@ -133,6 +133,21 @@ class GPTAdapter(ModelAdapter):
         values = qwen3_config if c.mlp == "swiglu" else nanochat_config
         return values(c, self.vocab_size)
 
+    def hidden_states(self, module: nn.Module, tokens: torch.Tensor, cache: Any = None) -> torch.Tensor:
+        assert isinstance(module, LanguageModel)
+        return module.hidden_states(tokens, cache)
+
+    def output_logits(self, module: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+        assert isinstance(module, LanguageModel)
+        return module.output_logits(hidden)
+
+    def new_cache(self, module: nn.Module, capacity: int) -> KVCache:
+        return KVCache(len(self.blocks(module)), capacity)
+
+    def select_rows(self, cache: Any, rows: torch.Tensor) -> None:
+        assert isinstance(cache, KVCache)
+        cache.select_rows(rows)
+
     def export(
         self, module: nn.Module, directory: Path, end_of_text: int | None = None, dtype: str = "float32"
     ) -> None:

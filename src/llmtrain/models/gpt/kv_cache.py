@@ -24,6 +24,10 @@ class LayerCache:
         self.length = end
         return self._keys[:, :, :end], self._values[:, :, :end]
 
+    def select_rows(self, rows: torch.Tensor) -> None:
+        self._keys = self._keys[rows]
+        self._values = self._values[rows]
+
 
 class KVCache:
     def __init__(self, n_layers: int, capacity: int) -> None:
@@ -33,6 +37,11 @@ class KVCache:
     def length(self) -> int:
         """Number of tokens in it."""
         return self.layers[0].length
+
+    def select_rows(self, rows: torch.Tensor) -> None:
+        """Row i becomes a copy of the former row rows[i]: several texts that begin alike share what is in it."""
+        for layer in self.layers:
+            layer.select_rows(rows)
 
 
 def attend(

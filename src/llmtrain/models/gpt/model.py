@@ -91,6 +91,9 @@ class LanguageModel(nn.Module):
             return self.output_loss(hidden, self.head_weight, self.padding_bias, targets)
         if cache is not None:
             hidden = hidden[:, -1:]  # (B, 1, C)
+        return self.output_logits(hidden)
+
+    def output_logits(self, hidden: torch.Tensor) -> torch.Tensor:  # (..., C) -> (..., V)
         bias = None if self.padding_bias is None else self.padding_bias.to(hidden.dtype)
         return F.linear(hidden, self.head_weight.to(hidden.dtype), bias)
 

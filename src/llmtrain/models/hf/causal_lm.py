@@ -4,12 +4,10 @@ transformers provides the architecture and loads the weights, peft adds the adap
 directory, which hub/find.py downloads if needed; nothing here uses the network.
 """
 
-import json
-import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +42,7 @@ from llmtrain.models.hf.attention import (
 )
 from llmtrain.models.hf.files import (
     count_numbers,
+    find_directory,
     has_tokenizer,
     quiet_libraries,
     read_config,
@@ -52,6 +51,7 @@ from llmtrain.models.hf.files import (
     weight_shapes,
 )
 from llmtrain.models.hf.installed import check_installed
+from llmtrain.models.hf.kv_cache import cached_next_logits, new_cache
 from llmtrain.models.hf.lora import (
     ADAPTER,
     adapter_tensors,
@@ -309,23 +309,29 @@ class HFCausalLMAdapter(ModelAdapter):
         return 4.0 * (frozen - embedding) + 6.0 * trained + attention
 
     def next_logits(self, module: nn.Module, block_size: int) -> NextLogits:
-        """For generation, with a KV cache."""
-        from transformers import DynamicCache
+        return cached_next_logits(module, block_size)
 
-        cache: Any = None
-        cached = 0  # tokens in the cache
+    def hidden_states(self, module: nn.Module, tokens: torch.Tensor, cache: Any = None) -> torch.Tensor:
+        assert isinstance(module, CausalLM)
+        if not module.has_linear_head:
+            return cast(torch.Tensor, module(tokens, cache=cache))
+        base = module.base
+        body = getattr(base, base.base_model_prefix)
+        with without_flex(base.config) if cache is not None else nullcontext():
+            output = body(input_ids=tokens, past_key_values=cache, use_cache=cache is not None)
+        return cast(torch.Tensor, output.last_hidden_state)
 
-        def next_logits(ids: Sequence[int]) -> torch.Tensor:
-            nonlocal cache, cached
-            if cache is None or len(ids) > block_size:
-                cache = DynamicCache()
-                cached = max(0, len(ids) - block_size)
-            new = torch.tensor([list(ids[cached:])], device=next(module.parameters()).device)
-            logits = module(new, cache=cache)  # (1, T, V)
-            cached = len(ids)
-            return logits[0, -1]
+    def output_logits(self, module: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+        assert isinstance(module, CausalLM)
+        if not module.has_linear_head:
+            return hidden
+        return cast(torch.Tensor, module.base.get_output_embeddings()(hidden))
 
-        return next_logits
+    def new_cache(self, module: nn.Module, capacity: int) -> Any:  # noqa: ARG002
+        return new_cache()
+
+    def select_rows(self, cache: Any, rows: torch.Tensor) -> None:
+        cache.batch_select_indices(rows)
 
     def checkpoint_extras(self, module: nn.Module) -> WriteInto | None:
         """The adapter in peft's format."""
@@ -372,18 +378,6 @@ class HFCausalLMAdapter(ModelAdapter):
         values = read_json(self.directory / "config.json") or {}
         name = values.get("dtype") or values.get("torch_dtype")  # the second one: transformers before 5
         return name if name in EXPORT_DTYPES else "float32"
-
-
-def find_directory(config: HfCausalLmSection) -> Path:
-    """The directory of model.path, downloaded if it is a name on the hub."""
-    is_code_pinned = Path(config.path).expanduser().is_dir() or re.fullmatch(r"[0-9a-f]{40}", config.revision or "")
-    if config.trust_remote_code and not is_code_pinned:
-        raise UsageError(
-            "model.trust_remote_code runs code from the hub, so model.revision must be a commit hash, got "
-            f"{json.dumps(config.revision)}.",
-            remedy="Set model.revision to the 40 digits of a commit you have reviewed, or model.path to a directory.",
-        )
-    return find_model(config.path, config.revision, config.local_files_only, code=config.trust_remote_code)
 
 
 def enable_adapters(module: nn.Module, enabled: bool) -> None:

@@ -10,7 +10,8 @@ import { SamplesPanel } from "./samples.js";
 import { runLink, stateBadge } from "./state.js";
 import { ago, beside, bytes, clock, compact, count, duration, left, loss, money, percent } from "./format.js";
 
-const TABS = { curves: "Curves", ranks: "Ranks and pods", logs: "Logs", samples: "Samples", config: "Config", files: "Checkpoints and commands" };
+const TASK_TILES = 4;
+const TABS = { curves: "Curves", ranks: "Ranks and pods", logs: "Logs", samples: "Samples", tasks: "Tasks", config: "Config", files: "Checkpoints and commands" };
 const QUIET = ["running", "finished", "not started", "starting", "pending"];
 const WHY_SEC = 20;
 
@@ -52,12 +53,17 @@ export class RunView {
     this.wanted = tab;
     if (!this.details) return;  // `start` shows it
     this.tab = TABS[tab] ? tab : "curves";
-    const names = Object.keys(TABS).filter((name) => name !== "samples" || this.details.samples.length || this.details.has_end_sample);
+    const names = Object.keys(TABS).filter((name) => this.hasContent(name));
     this.tabs.replaceChildren(...names.map((name) => h("a", { href: runLink(this.key, name), "aria-current": name === this.tab ? "page" : null }, name === "ranks" && this.row.where === "local" ? "Ranks" : TABS[name])));
     this.panel?.close?.();
     this.panel = null;
     this.body.replaceChildren();
     this[`show_${this.tab}`]();
+  }
+
+  hasContent(tab) {
+    if (tab === "tasks") return Boolean(this.details.task_scores?.length);
+    return tab !== "samples" || this.details.samples.length || this.details.has_end_sample;
   }
 
   // The stream sends what the tab shows, from where its data ends.
@@ -116,6 +122,20 @@ export class RunView {
     this.follow();
   }
 
+  show_tasks() {
+    const place = h("div");
+    this.body.append(place);
+    const draw = (details) => {
+      const names = [...new Set(details.task_scores.flatMap((each) => Object.keys(each.values)))].sort();
+      const text = (value) => (value === undefined || value === null ? "–" : value.toFixed(4));
+      const rows = [...details.task_scores].reverse().map((each) => [count(each.step), ...names.map((name) => text(each.values[name]))]);
+      place.replaceChildren(card("Scores on tasks", table(["Step", ...names], rows)));
+    };
+    draw(this.details);
+    this.panel = { setDetails: draw };
+    this.follow();
+  }
+
   async show_config() {
     const other = h("select", { "aria-label": "Compare with" }, h("option", { value: "" }, "Compare with another run"));
     const place = h("div");
@@ -169,7 +189,7 @@ export class RunView {
     const all = [
       ["Step", row.max_steps ? `${count(row.step)} / ${count(row.max_steps)}` : count(row.step)],
       ["ETA", left(row)], ["Training loss", loss(row.loss)], ["Validation loss", loss(row.val_loss)],
-      ["Best validation loss", loss(row.best_val_loss)],
+      ["Best validation loss", loss(row.best_val_loss)], ...this.taskFacts(),
       ["Tokens/s, last", compact(row.tokens_per_second)], ["MFU", percent(row.mfu)], ["Parameters", compact(row.parameters)],
       isLocal ? ["Processes", count(row.processes)] : ["Pods × processes", `${row.pods} × ${row.processes}`],
       ["Restarts", row.restarts ? count(row.restarts) : "–"],
@@ -187,6 +207,12 @@ export class RunView {
     if (this.factNames !== names) tiles(this.facts, facts);
     this.factNames = names;
     facts.forEach(([, text], index) => setText(this.facts.children[index].lastChild, text));
+  }
+
+  // The newest scores, beside the losses.
+  taskFacts() {
+    const newest = this.details?.task_scores?.at(-1)?.values ?? {};
+    return Object.entries(newest).slice(0, TASK_TILES).map(([name, value]) => [name, value === null ? "–" : value.toFixed(4)]);
   }
 
   setActions(actions) {

@@ -1,0 +1,99 @@
+"""From the names of tasks to tasks, and to the scores of a model on them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmtrain.config.best_metric import task_of
+from llmtrain.config.data import DataSection
+from llmtrain.config.task_specs import BUNDLED, TaskSpec
+from llmtrain.config.trainer import TrainerSection
+from llmtrain.core.text import first_names
+from llmtrain.data.cache_dir import task_data_dir
+from llmtrain.errors import DataError, UsageError
+from llmtrain.hub.task_index import task_folder
+from llmtrain.training.tasks.own_tasks import OwnTask, read_task
+from llmtrain.training.tasks.score import TaskScore
+from llmtrain.training.tasks.task_model import TaskModel
+
+if TYPE_CHECKING:
+    from llmtrain.training.tasks.stock_tasks import StockTasks
+
+BUNDLED_DIR = Path(__file__).with_name("bundled")
+
+
+@dataclass(frozen=True)
+class TaskSet:
+    """Tasks with their items, ready to be scored, repeatedly and with several models."""
+
+    own: list[OwnTask]
+    stock: "StockTasks | None"
+
+    @property
+    def metrics(self) -> dict[str, tuple[str, ...]]:
+        """Task -> names of its metrics."""
+        found = {task.name: task.metrics for task in self.own}
+        if self.stock:
+            found |= self.stock.metrics
+        return found
+
+    def score(self, model: TaskModel) -> list[TaskScore]:
+        scores = [task.score(model) for task in self.own]
+        if self.stock:
+            scores += self.stock.score(model)
+        too_long = [score.task for score in scores if score.truncated == score.items]
+        if too_long:
+            raise DataError(
+                f"Every item of {first_names(too_long)} is longer than the {model.max_length} tokens that the model "
+                "reads: its score would mean nothing.",
+                remedy="Leave this task out, ask for fewer examples, or use a model with a longer context.",
+            )
+        return scores
+
+
+def load_tasks(specs: Sequence[TaskSpec], directory: Path, limit: int | None) -> TaskSet:
+    """The tasks with their data: that of stock tasks is below `directory`. `limit`: only the first items of each."""
+    own = []
+    stock = []
+    for spec in specs:
+        if spec.is_stock:
+            stock.append(spec)
+            continue
+        file = spec.file or BUNDLED_DIR / f"{spec.name}.jsonl"
+        if not file.is_file():
+            raise UsageError(f"--tasks: file {file} does not exist.", remedy=f"Tasks without a file: {_examples()}.")
+        own.append(read_task(file, spec.name, spec.few_shot or 0, limit))
+    if not stock:
+        return TaskSet(own, None)
+    task_folder()  # raises if lm_eval is not installed
+    from llmtrain.training.tasks.stock_tasks import load_stock_tasks
+
+    return TaskSet(own, load_stock_tasks(stock, directory, limit))
+
+
+def load_eval_tasks(trainer: TrainerSection, data: DataSection) -> TaskSet | None:
+    """The tasks of trainer.eval_tasks, with their data; None if there are none."""
+    section = trainer.eval_tasks
+    if section is None:
+        return None
+    tasks = load_tasks(section.specs(), task_data_dir(data, section.dir), section.limit)
+    _check_best_metric(trainer, tasks)
+    return tasks
+
+
+def _check_best_metric(trainer: TrainerSection, tasks: TaskSet) -> None:
+    task = task_of(trainer.best_metric)
+    if task is None:
+        return
+    name = trainer.best_metric.split("/")[-1].split(".")[0]  # without a filter, which is part of the name
+    metrics = tasks.metrics.get(task)
+    if metrics is not None and name not in metrics:
+        raise UsageError(
+            f"trainer.best_metric is {trainer.best_metric}, and the task '{task}' has no such metric.",
+            known=[f"tasks/{task}/{metric}" for metric in metrics],
+        )
+
+
+def _examples() -> str:
+    return ", ".join((*BUNDLED, "and those of lm_eval"))

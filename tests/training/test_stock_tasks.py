@@ -1,0 +1,122 @@
+"""Stock tasks of lm_eval: the numbers are those of its own model class on the exported model."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from stock_task_data import TASKS, write_task_data
+from task_models import gpt_model, llama_model
+
+from llmtrain.config.task_specs import parse_tasks
+from llmtrain.hub.task_index import find_stock_tasks
+from llmtrain.training.tasks.score import TaskScore
+from llmtrain.training.tasks.task_model import TaskModel
+from llmtrain.training.tasks.task_set import load_tasks
+
+pytest.importorskip("lm_eval", reason="the extra `eval` is not installed")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_task_data(tmp_path_factory.mktemp("tasks"))
+
+
+def score(model: TaskModel, names: str, data: Path, limit: int | None = None) -> dict[str, TaskScore]:
+    tasks = load_tasks(parse_tasks([names], "--tasks"), data, limit)
+    return {each.task: each for each in tasks.score(model)}
+
+
+def hflm_results(directory: Path, names: tuple[str, ...], data: Path, few_shot: int | None = None) -> dict[str, Any]:
+    """What lm_eval itself computes, with its own model class, from the same files."""
+    import yaml
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    folder = directory.parent / "lm-eval-yaml"
+    folder.mkdir(exist_ok=True)
+    for task in find_stock_tasks(names)[0]:
+        values = {"include": str(task.file), "task": task.name, "dataset_path": str(data / str(task.dataset))}
+        (folder / f"{task.name}.yaml").write_text(yaml.safe_dump(values))
+    model = HFLM(pretrained=str(directory), dtype="float32", device="cpu", batch_size=8)
+    results = simple_evaluate(
+        model,
+        tasks=list(names),
+        num_fewshot=few_shot,
+        task_manager=TaskManager(include_path=str(folder), include_defaults=False),
+        bootstrap_iters=0,
+    )
+    assert results is not None
+    return dict(results["results"])
+
+
+def assert_equal(scores: dict[str, TaskScore], expected: dict[str, Any]) -> None:
+    compared = 0
+    for task, values in expected.items():
+        for key, value in values.items():
+            metric, comma, _ = key.partition(",")
+            if not comma or metric.endswith("_stderr"):
+                continue
+            found = scores[task].metrics[metric]
+            if metric == "perplexity":
+                assert found == pytest.approx(value, rel=1e-5)
+            else:
+                assert found == value, f"{task} {metric}"
+            compared += 1
+    assert compared >= len(expected)
+
+
+def exported(model: TaskModel, directory: Path) -> Path:
+    model.adapter.export(model.module, directory, model.tokenizer.end_of_text)
+    model.tokenizer.export(directory, model.max_length)
+    return directory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt2", "modern"])
+def test_scores_of_a_gpt_are_those_of_its_export(tmp_path: Path, data: Path, kind: str) -> None:
+    model = gpt_model(kind)
+    directory = tmp_path / "exported"
+    directory.mkdir()
+    expected = hflm_results(exported(model, directory), TASKS, data)
+    assert_equal(score(model, ",".join(TASKS), data), expected)
+
+
+@pytest.mark.slow
+def test_scores_of_a_llama_are_those_of_lm_eval(tmp_path: Path, data: Path) -> None:
+    model = llama_model(tmp_path / "base")
+    assert_equal(score(model, ",".join(TASKS), data), hflm_results(tmp_path / "base", TASKS, data))
+    names = ("arc_easy", "winogrande", "sciq")
+    with_examples = ",".join(f"{name}:2" for name in names)
+    assert_equal(score(model, with_examples, data), hflm_results(tmp_path / "base", names, data, few_shot=2))
+
+
+def test_two_tasks_as_lm_eval_scores_them(tmp_path: Path, data: Path) -> None:
+    model = llama_model(tmp_path / "base")
+    scores = score(model, "arc_easy,winogrande", data)
+    assert_equal(scores, hflm_results(tmp_path / "base", ("arc_easy", "winogrande"), data))
+    arc = scores["arc_easy"]
+    assert (arc.items, arc.few_shot, arc.version, arc.truncated) == (40, 0, "1.0", 0)
+    assert arc.metrics["acc"] == sum(arc.values["acc"]) / 40
+    assert arc.stderr["acc"] == pytest.approx(np.std(arc.values["acc"], ddof=1) / 40**0.5)
+
+
+def test_examples_are_the_same_each_time_and_random_state_is_kept(data: Path) -> None:
+    model = gpt_model()
+    tasks = load_tasks(parse_tasks(["sciq:2"], "--tasks"), data, limit=5)
+    random.seed(3)
+    np.random.seed(3)
+    torch.manual_seed(3)
+    first = tasks.score(model)
+    second = tasks.score(model)
+    found = (random.random(), np.random.rand(), torch.rand(1).item())
+    assert first == second
+    random.seed(3)
+    np.random.seed(3)
+    torch.manual_seed(3)
+    assert found == (random.random(), np.random.rand(), torch.rand(1).item())
+    assert first[0].few_shot == 2
+    assert first[0].items == 5
