@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from llmtrain.config.objective import NextTokenSection, ObjectiveConfig
 from llmtrain.config.section import (
     CountOrZero,
     DefaultMarker,
@@ -60,6 +61,9 @@ class TrainerSection(Section):
     """Sequences per forward pass of one process."""
     grad_accum_steps: OrDefault[PositiveInt] = 1
     """Micro-batches per step, over all processes; at least the number of processes."""
+    objective: ObjectiveConfig = NextTokenSection()
+    """What the run minimizes: `next_token`, or with pairs of data.name preference_jsonl `dpo`, `ipo`, `orpo` or
+    `simpo`, each with fields of its own."""
     scale_batch: bool = False
     """Count `grad_accum_steps` per process instead, so that the batch grows with the number of processes. Results then
     depend on that number."""
