@@ -66,9 +66,7 @@ PLUGINS = {
     for kind in (
         PluginKind("model.name", "llmtrain.models", "llmtrain.models.base:ModelAdapter"),
         PluginKind("data.name", "llmtrain.data", "llmtrain.data.base:DataModule"),
-        PluginKind(
-            "trainer.objective", "llmtrain.objectives", "llmtrain.training.objectives.base:Objective"
-        ),
+        PluginKind("trainer.objective", "llmtrain.objectives", "llmtrain.training.objectives.base:Objective"),
         PluginKind("tracking.custom", "llmtrain.trackers", "llmtrain.tracking.base:Tracker"),
     )
 }

@@ -82,7 +82,7 @@ def messages_of(record: dict[str, Any]) -> Any:
         turns = record["conversations"]
         if not isinstance(turns, list):
             return turns
-        return [_from_sharegpt(turn) for turn in turns]
+        return [from_sharegpt(turn) for turn in turns]
     if "prompt" in record and "completion" in record:
         return [*_as_messages(record["prompt"], "user"), *_as_messages(record["completion"], "assistant")]
     refuse_preference_pair(record)
@@ -98,7 +98,7 @@ def messages_of(record: dict[str, Any]) -> Any:
     raise BadRecord(f"field 'messages' is missing; the example has {field_names(record)}", remedy)
 
 
-def _from_sharegpt(turn: Any) -> Any:
+def from_sharegpt(turn: Any) -> Any:
     """A turn with `from` and `value` as a message with `role` and `content`; anything else unchanged."""
     if not isinstance(turn, dict) or "role" in turn or "from" not in turn:
         return turn

@@ -47,14 +47,14 @@ class ChatTemplate:
     def __init__(self, tokenizer_dir: Path) -> None:
         self._tokenizer = _load(tokenizer_dir, template_identity(tokenizer_dir))
 
-    def render(self, messages: list[Message], add_generation_prompt: bool) -> str:
-        """The conversation as text; with add_generation_prompt, up to where the next answer begins."""
+    def render(self, messages: list[Message], add_generation_prompt: bool, tools: list[Any] | None = None) -> str:
+        """The conversation as text; with add_generation_prompt, up to where the next answer begins. `tools`: what the
+        model may call, described by the template."""
+        options = {"add_generation_prompt": add_generation_prompt, "date_string": DATE}
+        if tools:
+            options["tools"] = tools
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=add_generation_prompt, date_string=DATE
-                )
-            )
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **options))
         except Exception as problem:  # a template is code and can raise anything
             raise BadRecord(f"the chat template rejects the conversation: {_one_line(problem)}") from None
 

@@ -16,6 +16,7 @@ from llmtrain.models.gpt.kv_cache import KVCache
 from llmtrain.models.gpt.model import GPT, LanguageModel
 from llmtrain.models.gpt.modern import ModernGPT, fused_rows
 from llmtrain.models.gpt.modern_formats import read_nanochat, read_qwen3, write_nanochat, write_qwen3
+from llmtrain.models.group_losses import Groups
 from llmtrain.models.losses import compiled_loss, needs_chunks
 
 
@@ -85,6 +86,18 @@ class GPTAdapter(ModelAdapter):
         if not self.numerics.chunks_gpt_loss or not needs_chunks(inputs, self.vocab_size):
             return super().loss(module, inputs, targets, positions)
         return module(inputs, targets)
+
+    def group_losses(
+        self,
+        module: nn.Module,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        positions: torch.Tensor | None,
+        groups: Groups,
+    ) -> torch.Tensor:
+        if not needs_chunks(inputs, self.vocab_size):
+            return super().group_losses(module, inputs, targets, positions, groups)
+        return module(inputs, targets, groups=groups)
 
     def compiled_loss(self, module: nn.Module, by_block: bool) -> LossFunction:
         assert isinstance(module, LanguageModel)

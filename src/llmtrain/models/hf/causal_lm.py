@@ -4,8 +4,6 @@ transformers provides the architecture and loads the weights, peft adds the adap
 directory, which hub/find.py downloads if needed; nothing here uses the network.
 """
 
-import json
-import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -34,6 +32,7 @@ from llmtrain.models.base import (
     parameter_count,
     trainable_count,
 )
+from llmtrain.models.group_losses import Groups, sums_of_logits
 from llmtrain.models.hf.attention import (
     FLEX,
     best_attention,
@@ -44,6 +43,7 @@ from llmtrain.models.hf.attention import (
 )
 from llmtrain.models.hf.files import (
     count_numbers,
+    find_directory,
     has_tokenizer,
     quiet_libraries,
     read_config,
@@ -94,7 +94,8 @@ class CausalLM(nn.Module):
         targets: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         cache: Any = None,
-    ) -> torch.Tensor:  # (B, T) -> (B, T, V), or () with targets
+        groups: Groups | None = None,
+    ) -> torch.Tensor:  # (B, T) -> (B, T, V), with targets (), with groups (groups,)
         base = self.base
         options = {"position_ids": positions, "past_key_values": cache, "use_cache": cache is not None}
         attention = str(base.config._attn_implementation)
@@ -109,11 +110,13 @@ class CausalLM(nn.Module):
                 logits = base(input_ids=tokens, **options).logits  # (B, T, V)
             if targets is None:
                 return logits
+            if groups is not None:
+                return sums_of_logits(logits, targets.reshape(logits.shape[:-1]), groups)
             flat = logits.reshape(-1, logits.shape[-1]).float()
             return F.cross_entropy(flat, targets.reshape(-1), reduction="sum")
         hidden = getattr(base, base.base_model_prefix)(input_ids=tokens, **options).last_hidden_state  # (B, T, C)
         head = base.get_output_embeddings()
-        return self.output_loss(hidden, head.weight, head.bias, targets)
+        return self.output_loss(hidden, head.weight, head.bias, targets, groups)
 
 
 class HFCausalLMAdapter(ModelAdapter):
@@ -223,6 +226,16 @@ class HFCausalLMAdapter(ModelAdapter):
         self, module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, positions: torch.Tensor | None = None
     ) -> torch.Tensor:
         return module(inputs, targets, positions)
+
+    def group_losses(
+        self,
+        module: nn.Module,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        positions: torch.Tensor | None,
+        groups: Groups,
+    ) -> torch.Tensor:
+        return module(inputs, targets, positions, groups=groups)
 
     @torch.no_grad()
     def separates_packed_examples(self, module: nn.Module) -> bool:
@@ -372,18 +385,6 @@ class HFCausalLMAdapter(ModelAdapter):
         values = read_json(self.directory / "config.json") or {}
         name = values.get("dtype") or values.get("torch_dtype")  # the second one: transformers before 5
         return name if name in EXPORT_DTYPES else "float32"
-
-
-def find_directory(config: HfCausalLmSection) -> Path:
-    """The directory of model.path, downloaded if it is a name on the hub."""
-    is_code_pinned = Path(config.path).expanduser().is_dir() or re.fullmatch(r"[0-9a-f]{40}", config.revision or "")
-    if config.trust_remote_code and not is_code_pinned:
-        raise UsageError(
-            "model.trust_remote_code runs code from the hub, so model.revision must be a commit hash, got "
-            f"{json.dumps(config.revision)}.",
-            remedy="Set model.revision to the 40 digits of a commit you have reviewed, or model.path to a directory.",
-        )
-    return find_model(config.path, config.revision, config.local_files_only, code=config.trust_remote_code)
 
 
 def enable_adapters(module: nn.Module, enabled: bool) -> None:

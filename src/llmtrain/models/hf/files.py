@@ -1,5 +1,6 @@
 """Reading a transformers model directory, strictly: missing, mismatched or unused weights are errors, not warnings."""
 
+import json
 import math
 import os
 import re
@@ -13,6 +14,7 @@ from llmtrain.config.model import HfCausalLmSection
 from llmtrain.core.files import read_json
 from llmtrain.core.text import one_line
 from llmtrain.errors import DataError, LlmtrainError, UsageError
+from llmtrain.hub.find import find_model
 from llmtrain.models.hf.installed import check_quantization_installed
 
 Shape = tuple[int, ...]
@@ -30,6 +32,18 @@ _CONSTANTS = re.compile(
     r"|inv_freq$|(cos|sin)_cached$|\bposition_ids$|_extra_state$"
 )
 _TEXT_PART = re.compile(r"\b(language|text)_model\.")
+
+
+def find_directory(config: HfCausalLmSection) -> Path:
+    """The directory of model.path, downloaded if it is a name on the hub."""
+    is_code_pinned = Path(config.path).expanduser().is_dir() or re.fullmatch(r"[0-9a-f]{40}", config.revision or "")
+    if config.trust_remote_code and not is_code_pinned:
+        raise UsageError(
+            "model.trust_remote_code runs code from the hub, so model.revision must be a commit hash, got "
+            f"{json.dumps(config.revision)}.",
+            remedy="Set model.revision to the 40 digits of a commit you have reviewed, or model.path to a directory.",
+        )
+    return find_model(config.path, config.revision, config.local_files_only, code=config.trust_remote_code)
 
 
 def quiet_libraries() -> None:
