@@ -185,7 +185,7 @@ def test_tools_are_passed_to_the_template(load: Load, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"prompt": "U", "chosen": "A", "rejected": "A"}, "{", {"prompt": "x"}])
-def test_bad_pair_is_an_error_or_skipped(load: Load, bad: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_bad_pair_is_an_error_or_skipped(load: Load, bad: Any) -> None:
     with pytest.raises(DataError, match=r"train\.jsonl, line 2: ") as caught:
         load([SPELLINGS["text"], bad]).prepare(1)
     assert "data.on_bad_example" in (caught.value.remedy or "")

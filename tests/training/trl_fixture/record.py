@@ -1,6 +1,6 @@
 """Records losses and gradients of TRL's trainers on a tiny Llama, for test_preference_trl.py.
 
-    python tests/training/trl_fixture/record.py     in an environment with torch, transformers, datasets, accelerate and trl
+    python tests/training/trl_fixture/record.py     (with torch, transformers, datasets, accelerate and trl)
 
 TRL's ORPO adds the loss of the prompt to that of the chosen answer, and divides by the tokens of the batch: its prompts
 here have one token, which has no loss, and its pairs are computed one at a time.
