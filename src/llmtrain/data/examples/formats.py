@@ -3,7 +3,8 @@
 ShareGPT             {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}
 prompt, completion   {"prompt": ..., "completion": ...}: text, or in a chat file lists of messages
 
-Preference pairs, {"prompt": ..., "chosen": ..., "rejected": ...}, are recognized too, to say what to do with them.
+Preference pairs, {"prompt": ..., "chosen": ..., "rejected": ...}, are recognized too, to name the dataset that reads
+them: preferences/pair_records.py.
 """
 
 from typing import Any, NamedTuple
@@ -117,7 +118,8 @@ def refuse_preference_pair(record: dict[str, Any]) -> None:
     if "chosen" in record and "rejected" in record:
         raise BadRecord(
             "this is a preference pair ('chosen' and 'rejected'), but supervised training needs one answer",
-            f"Preference tuning is not available. {_chosen_as_answer(record)}",
+            "For preference tuning write a config with `llmtrain init --preferences FILE`, or set data.name to "
+            f"preference_jsonl and trainer.objective.name to dpo. {_chosen_as_answer(record)}",
         )
 
 
