@@ -1,5 +1,6 @@
 """The handle through which every step of a run uses the model."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -75,6 +76,14 @@ def build_model(
         find_unused_parameters=_has_unused_parameters(components, autocast, distributed, world),
     )
     return ModelHandle(adapter, module, parallel, loss_function, autocast, objective, group_loss_function)
+
+
+def unparallel_handle(components: Components) -> ModelHandle:
+    """The model as it is, for a single forward pass. The caller sets autocast."""
+    adapter = components.adapter
+    module = components.module
+    parallel = ParallelModel(module)
+    return ModelHandle(adapter, module, parallel, adapter.loss, nullcontext, components.objective, adapter.group_losses)
 
 
 def checkpoint_activations(adapter: ModelAdapter, module: nn.Module, trainer: TrainerSection) -> None:
