@@ -163,6 +163,7 @@ def make_step(variant: Variant, shape: Shape, directory: Path) -> Callable[[int,
     from llmtrain.config.trainer import TrainerSection
     from llmtrain.distributed.parallel import ParallelModel
     from llmtrain.distributed.world import World
+    from llmtrain.training.components import build_objective
     from llmtrain.training.model_handle import ModelHandle
     from llmtrain.training.optimizer import build_adamw
     from llmtrain.training.step import Stepper, TokenCounts
@@ -173,11 +174,16 @@ def make_step(variant: Variant, shape: Shape, directory: Path) -> Callable[[int,
         torch._functorch.config.ban_recompute_materialized_backward = not variant.recomputes
     config = TrainerSection(max_steps=100, lr=1e-5, max_grad_norm=1.0, schedule="constant")
     optimizer = build_adamw(module, config)
-    handle = ModelHandle(adapter, module, ParallelModel(module), loss_function, nullcontext)
+    objective = build_objective(config.objective)
+    parallel = ParallelModel(module)
+    handle = ModelHandle(adapter, module, parallel, loss_function, nullcontext, objective, adapter.group_losses)
     stepper = Stepper(handle, optimizer, World(device=shape.device), 1, config, lambda: None)
 
+    def counts(batch: Any) -> Any:
+        return TokenCounts(batch.target_count, batch.token_count, batch.target_count)
+
     def step(number: int, batch: Any) -> Any:
-        return stepper.train_step(number, [batch], 0, TokenCounts(batch.target_count, batch.token_count))
+        return stepper.train_step(number, [batch], 0, counts(batch))
 
     return step
 

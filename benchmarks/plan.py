@@ -187,6 +187,7 @@ def measure(shape: Shape, config: Config) -> dict[str, Any]:
     from llmtrain import registry
     from llmtrain.models.compute_dtype import compute_in
     from llmtrain.models.device_precision import cast_dtype
+    from llmtrain.training.components import build_objective
     from llmtrain.training.model_handle import build_model
     from llmtrain.training.optimizer import build_optimizer
     from llmtrain.training.step import Stepper, TokenCounts
@@ -210,7 +211,10 @@ def measure(shape: Shape, config: Config) -> dict[str, Any]:
         if dtype and not shape.is_sharded:
             compute_in(module, dtype)
         adapter.probe(module)
-        components: Any = SimpleNamespace(adapter=adapter, module=module, micro_batches=trainer.grad_accum_steps)
+        objective = build_objective(trainer.objective)
+        components: Any = SimpleNamespace(
+            adapter=adapter, module=module, objective=objective, micro_batches=trainer.grad_accum_steps
+        )
         model = build_model(components, trainer, config.distributed, world)
         optimizer = build_optimizer(adapter, module, trainer, world)
         stepper = Stepper(model, optimizer, world, 1, trainer, lambda *_: None)
@@ -222,7 +226,7 @@ def measure(shape: Shape, config: Config) -> dict[str, Any]:
             torch.cuda.reset_peak_memory_stats()
 
         def step(number: int) -> None:
-            result = stepper.train_step(number, batches, 0, TokenCounts(tokens, tokens))
+            result = stepper.train_step(number, batches, 0, TokenCounts(tokens, tokens, tokens))
             result.losses.sum().item()  # waits for the GPU
 
         for number in range(PEAK_STEPS):

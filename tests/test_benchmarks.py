@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from preference_data import make_pairs
 from tiny_llama import make_examples, make_model
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -23,6 +24,10 @@ SHORT: dict[str, tuple[str, ...]] = {
     "optimizer_overhead": ("--rounds", "1", "--steps", "1"),
     "plan": ("--tiny",),
     "page": ("--runs", "30", "--rows", "300", "--ranks", "16", "--seconds", "1", "--rounds", "1"),
+    "preferences": (
+        *("--model", "{directory}/model", "--pairs", "{directory}/pairs.jsonl"),
+        *("--steps", "3", "--rounds", "1", "--block-size", "64"),
+    ),
     "save_time": ("--rounds", "1", "--d-model", "64"),
     "scaling": ("--rounds", "1", "--steps", "2", "--variant", "1 process"),
     "start_many": ("--rounds", "1"),
@@ -69,6 +74,7 @@ def test_benchmark_prints_ratio_or_skipped(name: str, tmp_path: Path) -> None:
     if name == "lora":
         make_model(tmp_path / "model", max_position_embeddings=1024)
         make_examples(tmp_path / "rows.jsonl", 16)
+    make_pairs(tmp_path / "pairs.jsonl", 16)
     write_text(tmp_path)
     output = run(name, tmp_path, *SHORT[name])
     assert (" x " in output or "ratio" in output) != output.startswith("skipped"), output

@@ -26,7 +26,17 @@ DATA = {
     "hf_text": "llmtrain.data.text.hf_text:HFText",
     "instruct_jsonl": "llmtrain.data.examples.instruct_jsonl:InstructJsonl",
     "chat_jsonl": "llmtrain.data.examples.chat_jsonl:ChatJsonl",
+    "preference_jsonl": "llmtrain.data.preferences.preference_jsonl:PreferenceJsonl",
 }
+
+OBJECTIVES = {
+    "next_token": "llmtrain.training.objectives.next_token:NextToken",
+    "dpo": "llmtrain.training.objectives.dpo:Dpo",
+    "ipo": "llmtrain.training.objectives.ipo:Ipo",
+    "orpo": "llmtrain.training.objectives.orpo:Orpo",
+    "simpo": "llmtrain.training.objectives.simpo:Simpo",
+}
+"""Values of trainer.objective.name."""
 
 TRACKERS = {
     "console": "llmtrain.tracking.console:ConsoleTracker",
@@ -56,6 +66,7 @@ PLUGINS = {
     for kind in (
         PluginKind("model.name", "llmtrain.models", "llmtrain.models.base:ModelAdapter"),
         PluginKind("data.name", "llmtrain.data", "llmtrain.data.base:DataModule"),
+        PluginKind("trainer.objective", "llmtrain.objectives", "llmtrain.training.objectives.base:Objective"),
         PluginKind("tracking.custom", "llmtrain.trackers", "llmtrain.tracking.base:Tracker"),
     )
 }

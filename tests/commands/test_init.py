@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from llmtrain.config.load import load_config
+from preference_data import make_pairs
 from record_files import write_rows
 from tiny_llama import make_examples, make_model
 
@@ -123,6 +124,33 @@ class TestInit:
             done = cli("init", "--instruct", examples(prompt="q", chosen=chosen, rejected=chosen), "--json")
             assert (done.code, done.json["error"]) == (65, "DataError")
             assert "To train on the chosen answers" in done.json["remedy"]
+        assert not (workdir / "my.yaml").exists()
+
+    def test_preference_pairs_get_a_config_sized_to_them(self, cli, workdir: Path) -> None:
+        make_pairs(workdir / "pairs.jsonl", 200)
+        done = cli("init", "--preferences", "pairs.jsonl")
+        assert done.code == 0, done.err
+        config = load_config("my.yaml")
+        assert (config.data.name, config.data.train_file) == ("preference_jsonl", "pairs.jsonl")
+        assert config.trainer.objective.name == "dpo"
+        assert config.model.block_size == 128
+
+    @pytest.mark.parametrize(
+        ("rows", "remedy"),
+        [
+            ([{"instruction": "x", "output": "y"}], "--instruct"),
+            ([{"a": "x", "b": "y"}], "chosen"),
+            ([{"prompt": "x", "chosen": "a", "rejected": "b"}], "more pairs"),
+            ([{"prompt": "x", "chosen": "a", "rejected": "a"}] * 3, None),
+        ],
+    )
+    def test_file_without_pairs_is_refused(
+        self, cli, workdir: Path, rows: list[dict[str, str]], remedy: str | None
+    ) -> None:
+        write_rows(workdir / "pairs.jsonl", rows)
+        done = cli("init", "--preferences", "pairs.jsonl", "--json")
+        assert (done.code, done.json["error"]) == (65, "DataError"), done.err
+        assert remedy is None or remedy in done.json["remedy"]
         assert not (workdir / "my.yaml").exists()
 
     @pytest.mark.hf

@@ -9,7 +9,7 @@ import yaml
 from llmtrain import registry
 from llmtrain.config.load import list_presets
 from llmtrain.config.reference import json_schema, reference_markdown
-from llmtrain.config.schema import KINDS, SECTIONS, Config, classes_of, may_change, subsection
+from llmtrain.config.schema import KINDS, SECTIONS, Config, classes_of, may_change, subsections
 from llmtrain.core.env import VARIABLES
 
 
@@ -22,12 +22,21 @@ def test_every_field_has_a_row_with_a_description() -> None:
     config_part = reference_markdown().partition("## Environment variables")[0]
     rows = [line.split(" | ") for line in config_part.splitlines() if line.startswith("| `")]
     fields = []
+    of_kinds: list[str] = []
+    """Of a field with several kinds, which have tables of their own below."""
     for section in SECTIONS:
         for kind in classes_of(section):
             for field in kind.model_fields:
-                inner = subsection(kind, field)
-                fields += [field, *(f"{field}.{name}" for name in (inner.model_fields if inner else ()))]
+                inner = list(subsections(kind, field).values())
+                fields.append(field)
+                if len(inner) == 1:
+                    fields += [f"{field}.{name}" for name in inner[0].model_fields]
+                elif inner:
+                    of_kinds += [name for each in inner for name in each.model_fields]
+            fields += of_kinds
+            of_kinds = []
     assert "lora.rank" in fields
+    assert "gamma" in fields
     assert [row[0].strip("| `") for row in rows] == fields
     assert all(row[-1].strip(" |") for row in rows)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from llmtrain.config.data import DataSection, ExampleDataSection, FilesSection, HubDatasetSection
+from llmtrain.config.data import DataSection, ExampleFilesSection, FilesSection, HubDatasetSection
 from llmtrain.config.model import HfCausalLmSection, ModelSection
 from llmtrain.config.schema import Config
 from llmtrain.core.redact import redact
@@ -122,7 +122,7 @@ def _origin(model: ModelSection, data: DataSection, base: HubModel | None, base_
 
 def _source(data: DataSection) -> str:
     """The file, hub dataset or files of a data section, else its name."""
-    if isinstance(data, ExampleDataSection) and data.train_file:
+    if isinstance(data, ExampleFilesSection) and data.train_file:
         return data.train_file
     if isinstance(data, HubDatasetSection) and data.dataset_name:
         return data.dataset_name

@@ -2,8 +2,8 @@
 
 import hashlib
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from types import NoneType
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ _JSON_TYPES: dict[Any, tuple[type, ...]] = {  # JSON has one type of number
     int | None: (int, NoneType),
     float: (int, float),
     float | None: (int, float, NoneType),
+    list[float]: (list,),
 }
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -51,6 +52,8 @@ class TrainState:
     """trainer.best_metric at evaluated_step, unless that is the validation loss."""
     best_score: float | None = None
     last_bits_per_byte: float | None = None
+    window_metric_sums: list[float] = field(default_factory=list)
+    """The same as window_loss_sum, of the objective's metrics."""
 
     def note_evaluation(self, metrics: Mapping[str, float], best_metric: str) -> bool:
         """Record the evaluation of this step; returns whether it is the best so far. One without best_metric, such as
@@ -74,15 +77,21 @@ class TrainState:
         self.evaluations_since_best = 0
         return True
 
-    def add_train_loss(self, loss: float) -> None:
+    def add_train_loss(self, loss: float, metrics: Sequence[float] = ()) -> None:
         self.epoch_loss_sum += loss
         self.epoch_steps += 1
         self.window_loss_sum += loss
         self.window_steps += 1
+        before = self.window_metric_sums or [0.0] * len(metrics)
+        self.window_metric_sums = [total + value for total, value in zip(before, metrics, strict=True)]
 
     def end_epoch(self) -> None:
         self.epoch_loss_sum = 0.0
         self.epoch_steps = 0
+
+    def window_metrics(self) -> list[float]:
+        """Means of the objective's metrics since the last end_window."""
+        return [total / self.window_steps for total in self.window_metric_sums]
 
     def end_window(self) -> float:
         """The mean training loss since the last call; the next window starts here."""
@@ -92,6 +101,7 @@ class TrainState:
         self.last_train_loss = loss
         self.window_loss_sum = 0.0
         self.window_steps = 0
+        self.window_metric_sums = []
         return loss if loss is not None else 0.0
 
     def _window_loss(self) -> float | None:
@@ -105,13 +115,11 @@ class TrainState:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainState":
         """The inverse of as_dict, for values from a file; ValueError for anything else."""
-        accepted = {field.name: _JSON_TYPES[field.type] for field in fields(cls)}
+        accepted = {each.name: _JSON_TYPES[each.type] for each in fields(cls)}
         for name, value in values.items():
             if name not in accepted:
                 raise ValueError(f"unknown field {name[:40]}")
-            lowest = -sys.float_info.max if float in accepted[name] else 0  # counts are not negative
-            is_valid = type(value) in accepted[name] and (value is None or lowest <= value <= sys.float_info.max)
-            if not is_valid:  # also NaN and infinity, which json reads
+            if not _is_valid(value, accepted[name]):
                 raise ValueError(f"{name} is {str(value)[:40]}")
         return cls(**values)
 
@@ -128,6 +136,16 @@ class TrainState:
             "best_val_loss": self.best_val_loss,
             "best_step": self.best_step,
         }
+
+
+def _is_valid(value: Any, types: tuple[type, ...]) -> bool:
+    """Whether a value from JSON is of one of these types, and no number in it is NaN or infinite, which json reads."""
+    if type(value) not in types:
+        return False
+    if isinstance(value, list):
+        return all(_is_valid(each, (int, float)) for each in value)
+    lowest = -sys.float_info.max if float in types else 0  # counts are not negative
+    return value is None or bool(lowest <= value <= sys.float_info.max)
 
 
 def model_tensors(module: nn.Module) -> Tensors:

@@ -28,6 +28,14 @@ def command(
             "--instruct", metavar="FILE", help="Fine-tune a chat model on examples: JSON (lines), CSV, TSV or Parquet."
         ),
     ] = None,
+    preferences: Annotated[
+        str | None,
+        typer.Option(
+            "--preferences",
+            metavar="FILE",
+            help="Tune a chat model on pairs of a chosen and a rejected answer: JSON (lines), CSV, TSV or Parquet.",
+        ),
+    ] = None,
     text_column: Annotated[
         str | None,
         typer.Option(
@@ -43,10 +51,11 @@ def command(
     to: Annotated[str, typer.Option("--to", metavar="PATH", help="File to write. It must not exist.")] = "my.yaml",
     json_: JsonOption = False,
 ) -> None:
-    """Write a commented config for your text files, for your examples, or from a preset."""
-    if [bool(text), instruct is not None, preset is not None].count(True) != 1:
+    """Write a commented config for your text files, examples or preference pairs, or from a preset."""
+    if [bool(text), instruct is not None, preferences is not None, preset is not None].count(True) != 1:
         raise UsageError(
-            "Pass one of --text, --instruct and --preset.", remedy="For example: llmtrain init --text corpus/*.txt"
+            "Pass one of --text, --instruct, --preferences and --preset.",
+            remedy="For example: llmtrain init --text corpus/*.txt",
         )
     if more_text and not text:
         raise UsageError(f"Unexpected argument '{more_text[0]}'.", remedy="Further files belong to --text.")
@@ -61,6 +70,8 @@ def command(
         content = _for_text([*text, *(more_text or [])], text_column, to)
     elif instruct is not None:
         content = _for_examples(instruct, to)
+    elif preferences is not None:
+        content = _for_preferences(preferences, to)
     else:
         content = _of_preset(preset or "")
     _write(target, content, to)
@@ -114,6 +125,15 @@ def _for_examples(file: str, to: str) -> str:
     records = open_records(find_file(file, "--instruct"), file)
     found = recognized_examples(records)
     return examples_config(file, found.kind, found.fields, measure_examples(records, found), to)
+
+
+def _for_preferences(file: str, to: str) -> str:
+    from llmtrain.config.starter import preferences_config
+    from llmtrain.data.init_facts import measure_pairs
+    from llmtrain.data.records.open_file import find_file, open_records
+
+    records = open_records(find_file(file, "--preferences"), file)
+    return preferences_config(file, measure_pairs(records), to)
 
 
 def _of_preset(name: str) -> str:

@@ -5,7 +5,7 @@ Each is the function `command` of the module with its name in this package; one 
 
 COMMANDS = {
     "Train and use models": {
-        "init": "Write a commented config for your text or examples.",
+        "init": "Write a commented config for your text, examples or preference pairs.",
         "train": "Train a model, or resume a run.",
         "plan": "Estimate whether a run fits, how long it takes and what it costs.",
         "runs": "List, show, compare, price and prune runs.",
@@ -73,7 +73,7 @@ OTHER_NAMES = {
 }
 """What other tools call a command of llmtrain -> that command."""
 NOT_AVAILABLE = {
-    "dpo": "Preference tuning is not available. `llmtrain train` can train on the chosen answers: docs/fine-tuning.md.",
+    "dpo": "Run `llmtrain init --preferences pairs.jsonl`, then `llmtrain train`: docs/fine-tuning.md.",
 }
 """Commands that people look for and llmtrain does not have -> what to do instead."""
 GROUPS = ("secret", "guard", "cluster", "presets", "runs", "sweep", "tokenizer")

@@ -7,11 +7,13 @@ from llmtrain.compat.upgrade import CHECKPOINTING, NEW_VALUES, RENAMED, REPEATED
 from llmtrain.config.document import MISSING, KeyPath, put_value, take_value, value_at
 from llmtrain.config.kind_change import is_default
 from llmtrain.config.launch import HF_TOKEN
+from llmtrain.config.objective import DEFAULT_OBJECTIVE
 
 _ONLY_IN_V3: tuple[KeyPath, ...] = (
     ("launch", "image_schema"),
     ("data", "on_bad_record"),
     ("model", "architecture"),
+    ("trainer", "objective"),
     ("trainer", "momentum"),
     ("trainer", "momentum_warmup_steps"),
     ("launch", "resources", "ephemeral_storage"),
@@ -37,7 +39,7 @@ _ONLY_IN_V3: tuple[KeyPath, ...] = (
 )
 # Fields that change what is recorded of a run, and not the run: their defaults lose nothing in version 2.
 _OBSERVED_ONLY: tuple[KeyPath, ...] = (("output", "report"), ("tracking", "wandb"), ("tracking", "prometheus"))
-_V3_DEFAULTS: tuple[Any, ...] = (None, False, {}, [], "gpt2", "error", HF_TOKEN)
+_V3_DEFAULTS: tuple[Any, ...] = (None, False, {}, [], "gpt2", "error", HF_TOKEN, {"name": DEFAULT_OBJECTIVE})
 # Fields that version 2 got after its first release: left out at their default, so that every image of version 2 reads
 # the document.
 _ADDED_TO_V2: tuple[KeyPath, ...] = (

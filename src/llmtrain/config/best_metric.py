@@ -4,10 +4,16 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 VAL_LOSS = "val/loss"
+OF_PAIRS = ("val/accuracy", "val/margin")
+"""Written by objectives that compare two answers."""
+OF_TOKENS = ("val/bits_per_byte", "val/perplexity")
+"""Written by next_token."""
 _IS_HIGHER_BETTER = {
     VAL_LOSS: False,
     "val/bits_per_byte": False,
     "val/perplexity": False,
+    "val/accuracy": True,
+    "val/margin": True,
     "tasks/*/acc": True,
     "tasks/*/acc_bytes": True,
     "tasks/*/acc_mutual_info": True,

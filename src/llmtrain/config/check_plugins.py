@@ -8,6 +8,7 @@ from typing import Any
 from llmtrain.config.data import PluginDataSection
 from llmtrain.config.document import Document, KeyPath
 from llmtrain.config.model import PluginModelSection
+from llmtrain.config.objective import PluginObjectiveSection
 from llmtrain.config.problems import Problems
 from llmtrain.config.schema import Config
 from llmtrain.errors import ConfigError, UsageError
@@ -35,6 +36,9 @@ def choices(config: Config) -> Iterator[Choice]:
         yield Choice("model.name", ("model",), config.model.name, config.model.options)
     if isinstance(config.data, PluginDataSection):
         yield Choice("data.name", ("data",), config.data.name, config.data.options)
+    objective = config.trainer.objective
+    if isinstance(objective, PluginObjectiveSection):
+        yield Choice("trainer.objective", ("trainer", "objective"), objective.name, objective.options)
     for index, tracker in enumerate(config.tracking.custom):
         yield Choice("tracking.custom", ("tracking", "custom", str(index)), tracker.name, tracker.options)
 

@@ -128,8 +128,8 @@ class ExampleBatchesSection(DataSection):
     example without any token of its answer left is left out."""
 
 
-class ExampleDataSection(HubDatasetSection, ExampleBatchesSection):
-    """Examples with a prompt and an answer each."""
+class ExampleFilesSection(HubDatasetSection):
+    """Examples from a file of records or from the datasets library."""
 
     train_file: MayChange[Text | None] = None
     """File of training examples: JSON lines, a JSON array, CSV, TSV or Parquet."""
@@ -146,6 +146,10 @@ class ExampleDataSection(HubDatasetSection, ExampleBatchesSection):
                 "data.train_file is empty. Set it to a file of examples, or set data.dataset_name to a dataset on "
                 "the Hugging Face Hub.",
             )
+
+
+class ExampleDataSection(ExampleFilesSection, ExampleBatchesSection):
+    """Examples with a prompt and an answer each."""
 
 
 class InstructJsonlSection(ExampleDataSection):
@@ -173,6 +177,21 @@ class ChatJsonlSection(ExampleDataSection):
     """Kind of data."""
 
 
+class PreferenceJsonlSection(ExampleFilesSection):
+    """Preference pairs: a prompt, a chosen and a rejected answer per example, as text or as messages, for
+    `trainer.objective` dpo, ipo, orpo and simpo. A pair whose answers are equal or empty, or that is longer than
+    block_size, is a bad example."""
+
+    name: Literal["preference_jsonl"] = "preference_jsonl"
+    """Kind of data."""
+    prompt_format: Literal["auto", "chat", "plain"] = "auto"
+    """`chat` renders a pair with the tokenizer's chat template, `plain` as paragraphs with headings. `auto` uses `chat`
+    if the tokenizer has a template. Texts without a prompt are used as they are."""
+    packing: bool = True
+    """Pack several pairs into one sequence of twice block_size, both answers of a pair in the same one; no answer
+    attends to another. false gives each answer a sequence of its own, padded."""
+
+
 class PluginDataSection(ExampleBatchesSection):
     """A dataset class of your own (docs/extending.md). `train_on_prompt`, `packing` and `truncation` apply to examples
     only, not to text."""
@@ -190,6 +209,17 @@ DataConfig = Annotated[
     | Annotated[HfTextSection, Tag("hf_text")]
     | Annotated[InstructJsonlSection, Tag("instruct_jsonl")]
     | Annotated[ChatJsonlSection, Tag("chat_jsonl")]
+    | Annotated[PreferenceJsonlSection, Tag("preference_jsonl")]
     | Annotated[PluginDataSection, Tag(PLUGIN_TAG)],
-    Discriminator(kind_tag("python_stdlib", "dummy_text", "text_files", "hf_text", "instruct_jsonl", "chat_jsonl")),
+    Discriminator(
+        kind_tag(
+            "python_stdlib",
+            "dummy_text",
+            "text_files",
+            "hf_text",
+            "instruct_jsonl",
+            "chat_jsonl",
+            "preference_jsonl",
+        )
+    ),
 ]

@@ -11,7 +11,7 @@ from typing import Any
 
 from llmtrain.compat.upgrade import is_old, moved_lines, upgrade
 from llmtrain.config.document import Document, KeyPath, Place, read_document
-from llmtrain.config.kind_change import chosen_kind, drop_other_kinds
+from llmtrain.config.kind_change import chosen_kind, drop_other_kinds, drop_other_objective
 from llmtrain.config.optimizer_change import change_optimizer, chosen_optimizer
 from llmtrain.config.problems import shown
 from llmtrain.config.schema import KINDS, SCHEMA_VERSION
@@ -93,6 +93,10 @@ def _merged(document: Document, base: Document, notes: list[str]) -> Document:
         if isinstance(derived.get(section), dict):
             chosen[section] = chosen_kind(derived[section])
     notes += drop_other_kinds(inherited, chosen).values()
+    trainer = derived.get("trainer")
+    objective = trainer.get("objective") if isinstance(trainer, dict) else None
+    if isinstance(objective, dict):
+        drop_other_objective(inherited, objective.get("name"))
     places = dict(base.inherited)
     for path, line in base.lines.items():
         places[path] = Place(line, base.source)
@@ -101,7 +105,6 @@ def _merged(document: Document, base: Document, notes: list[str]) -> Document:
             del places[path]
     values = _overlay(inherited, derived)
     fields: list[str] = []
-    trainer = derived.get("trainer")
     if isinstance(trainer, dict):
         fields = [f"trainer.{name}" for name in trainer]
     note = change_optimizer(values, chosen_optimizer(inherited), fields)

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmtrain.config.document import KeyPath
-from llmtrain.config.schema import SECTIONS, classes_of, section_class, subsection
+from llmtrain.config.objective import DEFAULT_OBJECTIVE
+from llmtrain.config.schema import SECTIONS, classes_of, section_class, subsections
 from llmtrain.config.section import Section
 from llmtrain.config.sizes import SIZES
 
@@ -43,6 +44,16 @@ def drop_other_kinds(values: dict[str, Any], chosen: dict[str, dict[str, Any]]) 
     return notes
 
 
+def drop_other_objective(values: dict[str, Any], name: Any) -> None:
+    """Remove the fields of trainer.objective if another objective is chosen (None: none is): each has fields and
+    defaults of its own."""
+    trainer = values.get("trainer")
+    if name is None or not isinstance(trainer, dict) or not isinstance(trainer.get("objective"), dict):
+        return
+    if trainer["objective"].get("name", DEFAULT_OBJECTIVE) != name:
+        trainer["objective"] = {}
+
+
 def _expand_size(model: dict[str, Any]) -> None:
     """Replace `size` by the numbers it stands for, for an architecture without it."""
     n_layers, d_model = SIZES[model.pop("size")]
@@ -70,8 +81,7 @@ def _defaults(path: KeyPath) -> Iterator[Any]:
     if section in SECTIONS:
         kinds = classes_of(section)
     for parent in parents:
-        inner = [subsection(kind, parent) for kind in kinds]
-        kinds = [kind for kind in inner if kind is not None]
+        kinds = [inner for kind in kinds for inner in subsections(kind, parent).values()]
     for kind in kinds:
         if field not in kind.model_fields:
             continue

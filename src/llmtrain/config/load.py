@@ -15,11 +15,18 @@ from llmtrain.compat.upgrade import is_old, is_old_name, move_gradient_checkpoin
 from llmtrain.config.check_plugins import check_plugins
 from llmtrain.config.document import Document, KeyPath, dump_document, parse_value, read_document
 from llmtrain.config.extends import with_bases
-from llmtrain.config.kind_change import chosen_kind, drop_other_kinds
+from llmtrain.config.kind_change import chosen_kind, drop_other_kinds, drop_other_objective
 from llmtrain.config.kubernetes_syntax import syntax_problems
 from llmtrain.config.launch import LaunchSection
 from llmtrain.config.optimizer_change import change_optimizer, chosen_optimizer, fill_trainer_section
-from llmtrain.config.problems import Problems, describe_error, describe_unknown, describe_unknown_kind, shown
+from llmtrain.config.problems import (
+    Problems,
+    describe_error,
+    describe_unknown,
+    describe_unknown_kind,
+    describe_unknown_objective,
+    shown,
+)
 from llmtrain.config.python_values import plain_value
 from llmtrain.config.schema import (
     KINDS,
@@ -30,6 +37,7 @@ from llmtrain.config.schema import (
     classes_of,
     section_class,
     subsection,
+    subsections,
     takes_any_name,
 )
 from llmtrain.config.section import Section
@@ -136,6 +144,7 @@ def build_config(
 
     # Overrides, and the defaults that follow from other fields.
     former_optimizer = chosen_optimizer(values)
+    drop_other_objective(values, dict(pairs).get("trainer.objective.name"))
     _apply(pairs, values, problems)
     for note in (change_optimizer(values, former_optimizer, dict(pairs)), move_gradient_checkpointing(values)):
         if note:
@@ -333,6 +342,10 @@ def _build_sections(values: dict[str, Any], problems: Problems, is_recorded: boo
             field, text = describe_unknown_kind(name, fields)
             problems.add(text, (name, field))
             continue
+        unknown = None if is_recorded else describe_unknown_objective(kind, fields.get("objective"))
+        if unknown:
+            problems.add(unknown, (name, "objective", "name"))
+            fields = {field: value for field, value in fields.items() if field != "objective"}
         section, errors = _build_section(kind, fields)
         for path, text in _descriptions(name, kind, fields, errors).items():
             problems.add(text, path)
@@ -353,6 +366,8 @@ def _descriptions(
     for error in errors:
         path = (name, *map(str, error["loc"]))
         value = None
+        if len(path) > 2 and len(subsections(kind, path[1])) > 1:
+            path = (*path[:2], *path[3:])  # without pydantic's tag of the kind
         if len(path) > 1:
             value = fields.get(path[1])
         found.setdefault(path[:3], describe_error(path, error, kind, value))

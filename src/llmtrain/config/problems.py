@@ -9,11 +9,12 @@ from pydantic_core import ErrorDetails
 from llmtrain.compat.upgrade import current_name
 from llmtrain.config.aliases import alias_of
 from llmtrain.config.document import Document, KeyPath
+from llmtrain.config.objective import DEFAULT_OBJECTIVE, OBJECTIVES, ObjectiveSection, PluginObjectiveSection
 from llmtrain.config.schema import ARCHITECTURES, KINDS, PLUGIN_SECTIONS, SECTIONS, Config, classes_of, subsection
 from llmtrain.config.section import PATH_PATTERN, RUN_ID_PATTERN, Section
 from llmtrain.config.tracking import TrackingSection
 from llmtrain.errors import listed, nearest
-from llmtrain.plugins import installed_names
+from llmtrain.plugins import installed_names, is_plugin
 from llmtrain.registry import PLUGINS
 
 SHOWN_LENGTH = 200
@@ -129,12 +130,13 @@ def describe_error(path: KeyPath, error: ErrorDetails, kind: type[Section], valu
     inner = None
     depth = 2  # section.field
     if len(path) > 2:
-        inner = subsection(kind, path[1])
+        inner = subsection(kind, path[1], value)
         if inner:
             depth = 3
     if error["type"] == "extra_forbidden":
         if inner:
-            return describe_unknown(path, inner.model_fields, None)
+            text = _of_another_objective(path, inner) if issubclass(inner, ObjectiveSection) else None
+            return text or describe_unknown(path, inner.model_fields, None)
         return describe_unknown(path, kind.model_fields, kind)
     is_of_field = len(path) == depth  # else of an item of its list
     if error["type"] == "missing" and is_of_field:
@@ -210,6 +212,39 @@ def describe_unknown_kind(section: str, values: dict[str, Any]) -> tuple[str, st
     return "name", (
         f"{section}.name {shown(name)} is unknown.{nearest(name, names)} Known: {', '.join(sorted(names))}, and "
         "package.module:Class for a class of your own."
+    )
+
+
+def describe_unknown_objective(kind: type[Section], value: Any) -> str | None:
+    """What is wrong with the name of an objective; None if nothing is, and for sections without one."""
+    if "objective" not in kind.model_fields:
+        return None
+    if isinstance(value, str):
+        return f"trainer.objective must be a section with fields, got {shown(value)}. Write trainer.objective.name."
+    if not isinstance(value, dict):
+        return None
+    name = value.get("name", DEFAULT_OBJECTIVE)
+    if not isinstance(name, str):
+        return f"trainer.objective.name must be text, got {shown(name)}."
+    plugins = PLUGINS["trainer.objective"]
+    if name in OBJECTIVES or is_plugin(plugins, name):
+        return None
+    names = [*OBJECTIVES, *installed_names(plugins)]
+    return (
+        f"trainer.objective.name {shown(name)} is unknown.{nearest(name, names)} Known: {', '.join(sorted(names))}, "
+        "and package.module:Class for a class of your own."
+    )
+
+
+def _of_another_objective(path: KeyPath, kind: type[ObjectiveSection]) -> str | None:
+    """For a field that only other objectives have."""
+    names = [name for name, each in OBJECTIVES.items() if path[-1] in each.model_fields]
+    if not names or kind is PluginObjectiveSection:
+        return None
+    here = next(name for name, each in OBJECTIVES.items() if each is kind)
+    return (
+        f"{'.'.join(path)} only applies to trainer.objective.name {' and '.join(names)}; here it is {here}. Remove it, "
+        "or change trainer.objective.name."
     )
 
 

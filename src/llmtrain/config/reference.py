@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from llmtrain.config.schema import ARCHITECTURES, KINDS, PLUGIN_SECTIONS, SECTIONS, Config, classes_of, subsection
-from llmtrain.config.section import DefaultMarker, ResumeMarker, Section
+from llmtrain.config.schema import ARCHITECTURES, KINDS, PLUGIN_SECTIONS, SECTIONS, Config, classes_of, subsections
+from llmtrain.config.section import PLUGIN_TAG, DefaultMarker, ResumeMarker, Section
 from llmtrain.core.env import VARIABLES
 from llmtrain.plugins import installed_names
 from llmtrain.registry import PLUGINS
@@ -29,6 +29,7 @@ PLUGIN_NAME = "package.module:Class"
 _PLUGIN_FIELDS = {
     "PluginModelSection": "model.name",
     "PluginDataSection": "data.name",
+    "PluginObjectiveSection": "trainer.objective",
     "PluginTrackerSection": "tracking.custom",
 }
 EXTENDS = "Config that this one is merged over: a preset, or a file relative to this one."
@@ -57,6 +58,8 @@ def reference_markdown() -> str:
                     parts += [f"### `{name}.name: {kind}`, `architecture: {architecture}`\n", *_table(variant, False)]
         else:
             parts += [f"## `{name}`\n", *_table(section, _is_marked(Config.model_fields[name]))]
+        for each in classes_of(name):
+            parts += _tables_of_kinds(name, each)
     return "\n".join([*parts, *_environment()])
 
 
@@ -113,8 +116,8 @@ def field_descriptions(kind: type[Section]) -> dict[str, str]:
 def _all_sections() -> dict[str, type[Section]]:
     """Every class of a document, by the name that it has in the JSON Schema."""
     kinds: list[type[Section]] = [Config, *(kind for section in SECTIONS for kind in classes_of(section))]
-    inner = [subsection(kind, field) for kind in kinds[1:] for field in kind.model_fields]
-    return {kind.__name__: kind for kind in (*kinds, *inner) if kind}
+    inner = [each for kind in kinds[1:] for field in kind.model_fields for each in subsections(kind, field).values()]
+    return {kind.__name__: kind for kind in (*kinds, *inner)}
 
 
 def _table(section: type[Section], may_change: bool) -> list[str]:
@@ -122,12 +125,26 @@ def _table(section: type[Section], may_change: bool) -> list[str]:
     for name, info in section.model_fields.items():
         marked = may_change or _is_marked(info)
         lines.append(_row(name, info, marked, field_descriptions(section)[name]))
-        inner = subsection(section, name)
-        if inner is None:
+        kinds = list(subsections(section, name).values())
+        if len(kinds) != 1:
             continue
+        (inner,) = kinds
         for each, below in inner.model_fields.items():
             lines.append(_row(f"{name}.{each}", below, marked, field_descriptions(inner)[each]))
     return [*lines, ""]
+
+
+def _tables_of_kinds(section: str, kind: type[Section]) -> list[str]:
+    """A table per kind of those fields that hold one of several sections: trainer.objective."""
+    lines = []
+    for field, info in kind.model_fields.items():
+        inner = subsections(kind, field)
+        if len(inner) < 2:
+            continue
+        for tag, each in inner.items():
+            name = PLUGIN_NAME if tag == PLUGIN_TAG else tag
+            lines += [f"### `{section}.{field}.name: {name}`\n", *_table(each, _is_marked(info))]
+    return lines
 
 
 def _is_marked(info: FieldInfo) -> bool:

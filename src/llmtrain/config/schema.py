@@ -7,7 +7,17 @@ from them. Checks that need several fields are in a section's `problems`, so tha
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
-from llmtrain.config.data import DataConfig, DataSection, ExampleDataSection, PluginDataSection, PythonStdlibSection
+from pydantic import Discriminator, Tag
+
+from llmtrain.config.data import (
+    DataConfig,
+    DataSection,
+    ExampleDataSection,
+    ExampleFilesSection,
+    PluginDataSection,
+    PreferenceJsonlSection,
+    PythonStdlibSection,
+)
 from llmtrain.config.distributed import DistributedSection
 from llmtrain.config.launch import LaunchSection
 from llmtrain.config.logging import LoggingSection
@@ -20,6 +30,7 @@ from llmtrain.config.model import (
     ModernGptSection,
     PluginModelSection,
 )
+from llmtrain.config.objective import NextTokenSection, PluginObjectiveSection
 from llmtrain.config.output import OutputSection
 from llmtrain.config.plan import PlanSection
 from llmtrain.config.run import RunSection
@@ -50,10 +61,12 @@ class Config(Section):
 
     def problems(self) -> Iterator[Problem]:
         """What is refused whatever the machine and the files are: sections that are valid alone but not together."""
+        yield from self._objective_problems()
         if isinstance(self.model, HfCausalLmSection):
             yield from self._lora_problems(self.model.lora)
             return
-        if isinstance(self.data, ExampleDataSection) and self.data.packing and self.model.name in KINDS["model"]:
+        packs = isinstance(self.data, ExampleDataSection | PreferenceJsonlSection) and self.data.packing
+        if packs and self.model.name in KINDS["model"]:
             yield (
                 ("model", "data"),
                 f"data.packing is true, but model {self.model.name} does not keep packed examples separate. Set "
@@ -65,6 +78,25 @@ class Config(Section):
                 ("model", "data"),
                 f"model.vocab_size {self.model.vocab_size} is smaller than the tokenizer's vocabulary of {least}. "
                 "Leave model.vocab_size out to use the tokenizer's.",
+            )
+
+    def _objective_problems(self) -> Iterator[Problem]:
+        """Pairs and the objectives that compare two answers belong together. What a plugin needs is not known here."""
+        objective = self.trainer.objective
+        has_pairs = isinstance(self.data, PreferenceJsonlSection)
+        if isinstance(objective, PluginObjectiveSection) or isinstance(self.data, PluginDataSection):
+            return
+        if has_pairs and isinstance(objective, NextTokenSection):
+            yield (
+                ("data", "trainer"),
+                "data.name preference_jsonl has pairs of answers, and trainer.objective next_token trains on single "
+                "ones. Set trainer.objective.name to dpo, ipo, orpo or simpo.",
+            )
+        if not has_pairs and not isinstance(objective, NextTokenSection):
+            yield (
+                ("data", "trainer"),
+                f"trainer.objective {objective.name} compares pairs of answers, which data.name {self.data.name} does "
+                "not have. Set data.name to preference_jsonl.",
             )
 
     def _lora_problems(self, lora: LoraSection | None) -> Iterator[Problem]:
@@ -134,7 +166,8 @@ SECTIONS: dict[str, type[Section]] = {
     "plan": PlanSection,
 }
 """Section -> its class; of a section with several kinds, their base class."""
-EXAMPLE_DATA = tuple(name for name, kind in KINDS["data"].items() if issubclass(kind, ExampleDataSection))
+EXAMPLE_DATA = tuple(name for name, kind in KINDS["data"].items() if issubclass(kind, ExampleFilesSection))
+"""Kinds of data with prompts and answers."""
 
 
 def section_class(section: str, values: dict[str, Any]) -> type[Section] | None:
@@ -164,15 +197,28 @@ def classes_of(section: str) -> list[type[Section]]:
     return kinds
 
 
-def subsection(kind: type[Section], field: str) -> type[Section] | None:
-    """The section inside a section that a field holds, such as model.lora; None for any other field."""
+def subsections(kind: type[Section], field: str) -> dict[str, type[Section]]:
+    """The sections inside a section that a field may hold, such as model.lora or the kinds of trainer.objective, by the
+    tag that errors of pydantic have; none for any other field."""
+    found = {}
     info = kind.model_fields.get(field)
-    if info is None:
-        return None
-    for part in (info.annotation, *get_args(info.annotation)):  # X, or the members of X | None
-        if isinstance(part, type) and issubclass(part, Section):
-            return part
-    return None
+    annotation = info.annotation if info else None
+    for part in (annotation, *get_args(annotation)):  # X, or the members of X | None
+        tags = [each.tag for each in getattr(part, "__metadata__", ()) if isinstance(each, Tag)]
+        inner = get_args(part)[0] if tags else part
+        if isinstance(inner, type) and issubclass(inner, Section):
+            found[tags[0] if tags else inner.__name__] = inner
+    return found
+
+
+def subsection(kind: type[Section], field: str, value: Any = None) -> type[Section] | None:
+    """The section inside a section that a field holds; of several kinds that of `value`. None for any other field."""
+    kinds = subsections(kind, field)
+    if len(kinds) > 1:
+        for each in kind.model_fields[field].metadata:
+            if isinstance(each, Discriminator) and callable(each.discriminator):
+                return kinds.get(str(each.discriminator({} if value is None else value)))
+    return next(iter(kinds.values()), None)
 
 
 def takes_any_name(kind: type[Section], field: str) -> bool:

@@ -1,4 +1,4 @@
-"""Commented configs to start from: for text files, for a file of examples, or a copy of a preset."""
+"""Commented configs to start from: for text, examples or preference pairs, or a copy of a preset."""
 
 import json
 import re
@@ -54,6 +54,33 @@ trainer:
   micro_batch_size: {micro_batch_size}  # lower it if memory runs out
   grad_accum_steps: {grad_accum_steps}  # micro-batches per optimizer step
   lr: 2.0e-4
+  warmup_steps: {warmup}
+  weight_decay: 0.0
+  log_every_steps: 5
+  eval_every_steps: {often}
+  save_every_steps: {often}
+"""
+_PREFERENCES = """\
+model:
+  name: hf_causal_lm
+  path: HuggingFaceTB/SmolLM2-135M-Instruct  # a chat model on the Hugging Face hub, or its directory
+  block_size: {block_size}  # of one answer with its prompt; longer pairs are dropped
+  lora:  # remove it to train all weights; then lower lr to 5e-7
+    rank: 16
+    alpha: 32
+data:
+  name: preference_jsonl
+  train_file: {file}
+{packing}  val_fraction: 0.05  # held out for validation; or set val_file
+  on_bad_example: skip  # error stops at the first pair that cannot be used
+trainer:
+  objective:
+    name: dpo  # or ipo, orpo, simpo: docs/fine-tuning.md
+    beta: 0.1  # a larger one keeps the model closer to where it starts
+  max_epochs: {epochs}  # about {steps:,} steps
+  micro_batch_size: {micro_batch_size}  # lower it if memory runs out
+  grad_accum_steps: {grad_accum_steps}  # micro-batches per optimizer step
+  lr: 5.0e-5
   warmup_steps: {warmup}
   weight_decay: 0.0
   log_every_steps: 5
@@ -122,21 +149,30 @@ def examples_config(file: str, kind: str, fields: dict[str, str], sizes: Example
     return head + _EXAMPLES.format(kind=kind, file=_flow(file), fields=lines, **_training_values(sizes))
 
 
-def _training_values(sizes: ExampleSizes) -> dict[str, Any]:
-    """Length, batch and number of epochs with which this much data trains for a useful number of steps."""
+def preferences_config(file: str, sizes: ExampleSizes, path: str) -> str:
+    """DPO with LoRA on a file of preference pairs."""
+    about = "Preference tuning (DPO with LoRA) of a chat model on your pairs."
+    head = _HEAD.format(about=about, path=path, name=_name(path))
+    return head + _PREFERENCES.format(file=_flow(file), **_training_values(sizes, answers=2))
+
+
+def _training_values(sizes: ExampleSizes, answers: int = 1) -> dict[str, Any]:
+    """Length, batch and number of epochs with which this much data trains for a useful number of steps. `answers`: of
+    an example, each with a context of its own."""
     fitting = [length for length in _EXAMPLE_BLOCK_SIZES if length >= _LENGTH_MARGIN * sizes.long_tokens]
     block_size = min(fitting, default=max(_EXAMPLE_BLOCK_SIZES))
     training = max(1, int(sizes.examples * 0.95))  # val_fraction in _EXAMPLES holds out the others
-    packed = round(training * sizes.mean_tokens / (_PACKED_SHARE * block_size))
+    positions = answers * block_size  # of a sequence
+    packed = round(training * sizes.mean_tokens / (_PACKED_SHARE * positions))
     sequences = packed
     packing = ""
     if packed < _MIN_EPOCH_STEPS:
         sequences = training
         packing = "  packing: false  # with few examples, one per sequence gives more steps\n"
     batch = 1
-    while 2 * batch * block_size <= _STEP_TOKENS and 2 * batch * _MIN_EPOCH_STEPS <= sequences:
+    while 2 * batch * positions <= _STEP_TOKENS and 2 * batch * _MIN_EPOCH_STEPS <= sequences:
         batch *= 2
-    micro_batch_size = min(batch, _MICRO_BATCH_TOKENS // block_size)
+    micro_batch_size = min(batch, max(1, _MICRO_BATCH_TOKENS // positions))
     epoch_steps = -(-sequences // batch)
     epochs = -(-_MIN_STEPS // epoch_steps)
     steps = epochs * epoch_steps

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from llmtrain.config.best_metric import VAL_LOSS, is_known, known_metrics, task_of
+from llmtrain.config.best_metric import OF_PAIRS, OF_TOKENS, VAL_LOSS, is_known, known_metrics, task_of
+from llmtrain.config.objective import NextTokenSection, ObjectiveConfig, PluginObjectiveSection
 from llmtrain.config.section import (
     CountOrZero,
     DefaultMarker,
@@ -90,6 +91,9 @@ class TrainerSection(Section):
     """Sequences per forward pass of one process."""
     grad_accum_steps: OrDefault[PositiveInt] = 1
     """Micro-batches per step, over all processes; at least the number of processes."""
+    objective: ObjectiveConfig = NextTokenSection()
+    """What the run minimizes: `next_token`, or with pairs of data.name preference_jsonl `dpo`, `ipo`, `orpo` or
+    `simpo`, each with fields of its own."""
     scale_batch: bool = False
     """Count `grad_accum_steps` per process instead, so that the batch grows with the number of processes. Results then
     depend on that number."""
@@ -186,6 +190,14 @@ class TrainerSection(Section):
             yield (
                 ("best_metric",),
                 f"trainer.best_metric must be a metric of the evaluations ({known}), got '{self.best_metric}'.",
+            )
+        is_of_tokens = isinstance(self.objective, NextTokenSection)
+        is_missing = self.best_metric in (OF_PAIRS if is_of_tokens else OF_TOKENS)
+        if is_missing and not isinstance(self.objective, PluginObjectiveSection):
+            yield (
+                ("best_metric", "objective"),
+                f"trainer.best_metric is {self.best_metric}, which trainer.objective {self.objective.name} does not "
+                "measure.",
             )
         task = task_of(self.best_metric)
         scored = {spec.name for spec in self.eval_tasks.specs()} if self.eval_tasks else set()

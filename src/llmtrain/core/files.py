@@ -62,10 +62,14 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def write_atomic(path: Path, text: str) -> None:
+    write_bytes_atomic(path, text.encode())
+
+
+def write_bytes_atomic(path: Path, data: bytes) -> None:
     # Not the process id: pods that share a volume may have the same.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        write_synced(temporary, text.encode())
+        write_synced(temporary, data)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

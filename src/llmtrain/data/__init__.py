@@ -1,7 +1,7 @@
 """Data: from files or datasets to batches of token ids.
 
-Start with base.py: what a dataset implements, and what the trainer gets. text/ and examples/ are the datasets of
-llmtrain (running text; instructions and chats), records/ reads their files, tokenizers/ turns text into ids, store/
-keeps the ids on disk. Then batches.py (what a batch is), make_batches.py (which batches a config has) and sampler.py
-(which window of text comes when).
+Start with base.py: what a dataset implements, and what the trainer gets. text/, examples/ and preferences/ are the
+datasets of llmtrain (running text; instructions and chats; pairs of answers), records/ reads their files, tokenizers/
+turns text into ids, store/ keeps the ids on disk. Then batches.py (what a batch is), make_batches.py (which batches a
+config has) and sampler.py (which window of text comes when).
 """

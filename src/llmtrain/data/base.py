@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from llmtrain.config.data import DataSection, PluginDataSection
 from llmtrain.data.cache_dir import token_cache_dir
 from llmtrain.data.plugin_data import checked_chunks, checked_examples, checked_identity
+from llmtrain.data.preferences.pair_store import PairStore
 from llmtrain.data.store.directory import open_or_build
 from llmtrain.data.store.example_store import ExampleStore, example_writer
 from llmtrain.data.store.token_store import TokenStore, text_writer
@@ -35,8 +36,8 @@ class PreparedData:
     """Tokenized data, ready to be batched."""
 
     tokenizer: Tokenizer
-    train: TokenStore | ExampleStore
-    val: TokenStore | ExampleStore
+    train: TokenStore | ExampleStore | PairStore
+    val: TokenStore | ExampleStore | PairStore
     fingerprint: str
     """SHA-256 over all tokens: equal fingerprints mean equal data, on any machine."""
 

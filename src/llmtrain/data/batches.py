@@ -20,6 +20,30 @@ from llmtrain.errors import DataError
 _TRAINER_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class Pairs(NamedTuple):
+    """Which answer of which preference pair each target of a batch belongs to. Answer 2 n is the chosen one of pair n,
+    answer 2 n + 1 the rejected one."""
+
+    answers: torch.Tensor  # (B, T) int64: number of the answer
+    lengths: torch.Tensor  # (2 P,) int64: target tokens of each answer
+    reference: torch.Tensor | None  # (2 P,) float32: log-probability of each answer at step 0, if it is needed
+
+    @property
+    def total(self) -> int:
+        """Number of pairs."""
+        return len(self.lengths) // 2
+
+    def none(self) -> "Pairs":
+        """No pair, for a batch of the same shape."""
+        reference = None if self.reference is None else self.reference[:0]
+        return Pairs(torch.zeros_like(self.answers), self.lengths[:0], reference)
+
+    def to(self, device: torch.device) -> "Pairs":
+        reference = None if self.reference is None else self.reference.to(device, non_blocking=True)
+        answers = self.answers.to(device, non_blocking=True)
+        return Pairs(answers, self.lengths.to(device, non_blocking=True), reference)
+
+
 class Batch(NamedTuple):
     inputs: torch.Tensor  # (B, T) int64
     targets: torch.Tensor  # (B, T) int64, IGNORE_INDEX where there is no loss
@@ -27,15 +51,17 @@ class Batch(NamedTuple):
     first_sample: int
     token_count: int  # inputs that are not padding
     positions: torch.Tensor | None = None  # (B, T) int64, for packed sequences: restart at 0 with each example
+    pairs: Pairs | None = None  # of preference pairs
 
     def without_targets(self) -> "Batch":
         """A batch of the same shape whose loss and gradient are zero."""
-        return self._replace(targets=torch.full_like(self.targets, IGNORE_INDEX), target_count=0, token_count=0)
+        without = self._replace(targets=torch.full_like(self.targets, IGNORE_INDEX), target_count=0, token_count=0)
+        return without if self.pairs is None else without._replace(pairs=self.pairs.none())
 
     def first_sequence(self) -> "Batch":
         """A batch of the first sequence alone, to try a model on. Its counts are those of this batch."""
         positions = None if self.positions is None else self.positions[:1]
-        return self._replace(inputs=self.inputs[:1], targets=self.targets[:1], positions=positions)
+        return self._replace(inputs=self.inputs[:1], targets=self.targets[:1], positions=positions, pairs=None)
 
     def to(self, device: torch.device) -> "Batch":
         if device.type == "cpu":
@@ -44,6 +70,7 @@ class Batch(NamedTuple):
             inputs=self.inputs.to(device, non_blocking=True),
             targets=self.targets.to(device, non_blocking=True),
             positions=None if self.positions is None else self.positions.to(device, non_blocking=True),
+            pairs=None if self.pairs is None else self.pairs.to(device),
         )
 
 

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from llmtrain.config.starter import ExampleSizes
 from llmtrain.data.examples.formats import Recognized, recognize, refuse_preference_pair, texts_of
+from llmtrain.data.preferences.pair_records import is_pair, read_pair
 from llmtrain.data.records.base import BadRecord, Record, RecordFile
 from llmtrain.data.records.csv_rows import CsvRows
 from llmtrain.data.records.open_file import has_records, open_records
@@ -79,8 +81,7 @@ def recognized_examples(file: RecordFile) -> Recognized:
     try:
         refuse_preference_pair(first.value)
     except BadRecord as pair:
-        remedy = f"Start from `llmtrain init --preset lora_instruct`. {pair.remedy}"
-        raise DataError(f"{place}: {pair.reason}.", remedy=remedy) from None
+        raise DataError(f"{place}: {pair.reason}.", remedy=f"Pass the file to --preferences. {pair.remedy}") from None
     remedy = "Copy a preset with --preset lora_instruct, then set data.instruction_field and data.output_field."
     if find_text_column(file):
         remedy = "This is running text: pass the file to --text."
@@ -106,6 +107,42 @@ def measure_examples(file: RecordFile, found: Recognized) -> ExampleSizes:
     tokens.sort()
     long = tokens[min(len(tokens) - 1, int(_LONG_QUANTILE * len(tokens)))]
     return ExampleSizes(count, sum(tokens) / len(tokens), long)
+
+
+def measure_pairs(file: RecordFile) -> ExampleSizes:
+    """Number and lengths of preference pairs: the mean is of both answers with their prompt, a long one is a single
+    answer."""
+    first = _first_record(file)
+    if isinstance(first.value, BadRecord):
+        raise _unreadable(file)
+    place = f"{file.name}, {file.unit} {first.number}"
+    if not is_pair(first.value):
+        remedy = "A pair has prompt, chosen and rejected: docs/fine-tuning.md."
+        if recognize(first.value):
+            remedy = "These are examples with one answer: pass the file to --instruct."
+        raise DataError(f"{place}: the example has {field_names(first.value)}, and no two answers.", remedy=remedy)
+    count = file.count()
+    if count < 2:
+        raise DataError(f"{file.name} has a single pair: none is left for validation.", remedy="Write more pairs.")
+    pairs = UsableRecords("skip", "data.on_bad_example", "pair").convert(
+        file.name, file.unit, islice(file.read(), _MEASURED_EXAMPLES), _tokens_of_pair
+    )
+    tokens = [both for _, both in pairs]
+    longest = sorted(max(both) for both in tokens)
+    long = longest[min(len(longest) - 1, int(_LONG_QUANTILE * len(longest)))]
+    return ExampleSizes(count, sum(map(sum, tokens)) / len(tokens), long)
+
+
+def _tokens_of_pair(record: dict[str, Any]) -> tuple[float, float]:
+    """About the tokens of the chosen and the rejected answer, each with the prompt."""
+    pair = read_pair(record)
+    prompt = sum(_bytes(message["content"]) for message in pair.prompt or ())
+    chosen, rejected = (prompt + _bytes(answer) for answer in (pair.chosen, pair.rejected))
+    return chosen / _BYTES_PER_TOKEN + _TEMPLATE_TOKENS, rejected / _BYTES_PER_TOKEN + _TEMPLATE_TOKENS
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode(errors="replace"))
 
 
 def _first_record(file: RecordFile) -> Record:

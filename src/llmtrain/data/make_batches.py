@@ -1,10 +1,12 @@
-"""Training and validation batches for either kind of data: running text or examples."""
+"""Training and validation batches for each kind of data: running text, examples or preference pairs."""
 
-from llmtrain.config.data import DataSection, ExampleBatchesSection
+from llmtrain.config.data import DataSection, ExampleBatchesSection, PreferenceJsonlSection
 from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import EvalBatches, TrainBatches
 from llmtrain.data.examples.example_batches import LENGTH_MULTIPLE, ExampleBatches, ExampleEvalBatches, Samples
 from llmtrain.data.examples.selection import select_examples
+from llmtrain.data.preferences.pair_batches import PairBatches, PairEvalBatches, make_pair_samples
+from llmtrain.data.preferences.pair_store import PairStore
 from llmtrain.data.store.example_store import ExampleStore
 from llmtrain.data.store.token_store import TokenStore
 from llmtrain.data.text.window_batches import WindowBatches, WindowEvalBatches
@@ -25,7 +27,11 @@ def make_batches(
 ) -> tuple[TrainBatches, EvalBatches]:
     """`micro_batches`: per step, over all processes. `can_pack`: the model keeps packed examples separate."""
     train: TrainBatches
-    if isinstance(prepared.train, ExampleStore):
+    if isinstance(prepared.train, PairStore):
+        assert isinstance(config, PreferenceJsonlSection)
+        pairs = make_pair_samples(prepared.train, config, block_size, vocab_size, can_pack, "training")
+        train = PairBatches(pairs, micro_batch_size, micro_batches, seed)
+    elif isinstance(prepared.train, ExampleStore):
         samples = _samples(prepared.train, config, block_size, vocab_size, can_pack, "training")
         train = ExampleBatches(samples, micro_batch_size, micro_batches, seed)
     else:
@@ -49,7 +55,7 @@ def least_width(block_size: int) -> int:
 
 
 def make_eval_batches(
-    store: TokenStore | ExampleStore,
+    store: TokenStore | ExampleStore | PairStore,
     config: DataSection,
     *,
     block_size: int,
@@ -58,6 +64,10 @@ def make_eval_batches(
     limit: int | None,
     can_pack: bool,
 ) -> EvalBatches:
+    if isinstance(store, PairStore):
+        assert isinstance(config, PreferenceJsonlSection)
+        pairs = make_pair_samples(store, config, block_size, vocab_size, can_pack, "validation")
+        return PairEvalBatches(pairs, micro_batch_size, limit)
     if isinstance(store, ExampleStore):
         samples = _samples(store, config, block_size, vocab_size, can_pack, "validation")
         return ExampleEvalBatches(samples, micro_batch_size, limit)

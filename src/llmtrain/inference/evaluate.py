@@ -12,6 +12,7 @@ from torch import nn
 from llmtrain import registry
 from llmtrain.config.data import ChatJsonlSection, DataSection, ExampleBatchesSection, InstructJsonlSection
 from llmtrain.config.model import HfCausalLmSection
+from llmtrain.config.objective import NextTokenSection
 from llmtrain.config.schema import EXAMPLE_DATA
 from llmtrain.core.logs import warn
 from llmtrain.core.text import plural
@@ -34,6 +35,7 @@ from llmtrain.training.components import base_sha256, build_adapter
 from llmtrain.training.evaluate import EvalResult, evaluate
 from llmtrain.training.memory_errors import check_batch_memory
 from llmtrain.training.model_handle import ModelHandle
+from llmtrain.training.objectives.next_token import NextToken
 from llmtrain.training.random_state import preserved
 from llmtrain.training.torch_settings import default_settings
 
@@ -69,7 +71,15 @@ def evaluate_files(
             return stop()
 
         module = loaded.in_compute_dtype(module)
-        model = ModelHandle(loaded.adapter, module, ParallelModel(module), loaded.adapter.loss, loaded.autocast)
+        model = ModelHandle(
+            loaded.adapter,
+            module,
+            ParallelModel(module),
+            loaded.adapter.loss,
+            loaded.autocast,
+            NextToken(NextTokenSection()),
+            loaded.adapter.group_losses,
+        )
         result = evaluate(model, batches, World(device=loaded.device), stop=stop_between_batches)
         if result is None:
             raise Interrupted("Interrupted before the evaluation was complete.", remedy="Run the same command again.")

@@ -1,6 +1,6 @@
 """Warnings about a plan: what the pods probably do not have, cannot write, or are not admitted with."""
 
-from llmtrain.config.data import ExampleDataSection, FilesSection, HubDatasetSection
+from llmtrain.config.data import ExampleFilesSection, FilesSection, HubDatasetSection
 from llmtrain.config.launch import DataVolumeSection, LaunchSection
 from llmtrain.config.model import AnyGptSection, HfCausalLmSection
 from llmtrain.config.run import RunSection
@@ -154,7 +154,7 @@ def _missing_paths(config: Config, mounts: dict[str, str]) -> list[str]:
     if isinstance(data, FilesSection):
         paths["data.files"] = [*data.files]
         paths["data.val_files"] = [*data.val_files]
-    if isinstance(data, ExampleDataSection):
+    if isinstance(data, ExampleFilesSection):
         paths["data.train_file"] = [data.train_file]
         paths["data.val_file"] = [data.val_file]
     if isinstance(data, HubDatasetSection) and data.dataset_name and looks_like_path(data.dataset_name):

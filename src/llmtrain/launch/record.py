@@ -298,7 +298,7 @@ def _known_fields(kind: type[Section], values: dict[str, Any], path: str, unknow
         if name not in kind.model_fields:
             unknown.append(f"{path}{name}")
             continue
-        inner = subsection(kind, name)
+        inner = subsection(kind, name, value)
         if inner is not None and isinstance(value, dict):
             value = _known_fields(inner, value, f"{path}{name}.", unknown)
         kept[name] = value

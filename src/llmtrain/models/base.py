@@ -20,9 +20,11 @@ from llmtrain.compat.numerics import Numerics
 from llmtrain.config.model import ModelSection
 from llmtrain.errors import UsageError
 from llmtrain.hub.model_names import HubModel
+from llmtrain.models.group_losses import Groups, sums_of_logits
 from llmtrain.plugins import parse_options, plugin_errors, wrong_result
 
 LossFunction = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+GroupLossFunction = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor | None, Groups], torch.Tensor]
 NextLogits = Callable[[Sequence[int]], torch.Tensor]
 """Token ids so far -> logits of the next token. Successive calls extend the ids by one or more."""
 WriteInto = Callable[[Path], None]
@@ -143,6 +145,23 @@ class ModelAdapter(ABC):
         for block in self.blocks(module):
             block.compile()
         return self.loss
+
+    def group_losses(
+        self,
+        module: nn.Module,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        positions: torch.Tensor | None,
+        groups: Groups,
+    ) -> torch.Tensor:
+        """The cross-entropy summed over each group of targets, such as an answer of a preference pair: (groups,)."""
+        assert positions is None or self.can_pack
+        return sums_of_logits(module(inputs), targets, groups)
+
+    def compiled_group_losses(self, module: nn.Module) -> GroupLossFunction:
+        """The same with compiled blocks."""
+        self.compiled_loss(module, by_block=True)
+        return self.group_losses
 
     def separates_packed_examples(self, module: nn.Module) -> bool:  # noqa: ARG002
         """Whether packed examples really do not attend to each other in this module."""

@@ -56,8 +56,16 @@ def cross_entropy_(
     logits: torch.Tensor, targets: torch.Tensor, needs_grad: bool, ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum of the loss over a chunk of logits (n, V), and its gradient in their place."""
+    losses, grad = token_cross_entropy_(logits, targets, needs_grad, ignore_index)
+    return losses.sum(), grad
+
+
+def token_cross_entropy_(
+    logits: torch.Tensor, targets: torch.Tensor, needs_grad: bool, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of each row of a chunk of logits (n, V), and its gradient in their place."""
     rows, columns = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     block = min(BLOCK, triton.next_power_of_2(columns))
     _row[(rows,)](logits, targets, losses, logits.stride(0), columns, ignore_index, needs_grad, block, num_warps=WARPS)
-    return losses.sum(), logits
+    return losses, logits

@@ -5,12 +5,21 @@ for one chunk of positions at a time: the forward pass computes the chunk's loss
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from llmtrain.compat.numerics import Numerics
 from llmtrain.core.targets import IGNORE_INDEX
+from llmtrain.models.group_losses import (
+    Groups,
+    LinearGroupLosses,
+    TokenLosses,
+    token_losses,
+    token_losses_by_kernel,
+    token_losses_in_place,
+)
 from llmtrain.models.target_device import is_gpu, is_planned
 
 CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
@@ -21,8 +30,8 @@ whose gradient (2,048 x width) has about as many tiles as a GPU has multiprocess
 TRAINED_CHUNK_ELEMENTS = 1 << 29
 """On a GPU, if the output layer is trained: every chunk reads and writes its whole gradient."""
 
-OutputLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor], torch.Tensor]
-"""(hidden states, weight and bias of the output layer, targets) -> sum of the losses"""
+OutputLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, Groups | None], torch.Tensor]
+"""(hidden states, weight and bias of the output layer, targets, groups) -> sum of the losses, or of each group"""
 ChunkFunction = Callable[[torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor, torch.Tensor]]
 """(logits, targets, whether a gradient is needed) -> (sum of the losses, gradient of the logits)"""
 
@@ -42,15 +51,25 @@ class ChunkedLoss:
         self.is_compiled = is_compiled
         self._chunk: ChunkFunction = _chunk
         self._chunk_in_place: ChunkFunction = _chunk_in_place
+        self._token_losses: TokenLosses = token_losses
+        self._token_losses_in_place: TokenLosses = token_losses_in_place
         if is_compiled:
+            self._token_losses = torch.compile(token_losses)
+            self._token_losses_in_place = torch.compile(token_losses_in_place)
             self._chunk = torch.compile(_chunk)
             self._chunk_in_place = torch.compile(_chunk_in_place)
 
     def __call__(
-        self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
-    ) -> torch.Tensor:  # (B, T, C), (V, C), (V,), (B, T) -> ()
-        """Sum of the cross-entropy of `hidden @ weight.T + bias` over all targets that are not IGNORE_INDEX. If their
-        data types differ it is computed in bfloat16."""
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        groups: Groups | None = None,
+    ) -> torch.Tensor:  # (B, T, C), (V, C), (V,), (B, T) -> (), or (groups,)
+        """Sum of the cross-entropy of `hidden @ weight.T + bias` over all targets that are not IGNORE_INDEX, or over
+        those of each group. If their data types differ it is computed in bfloat16."""
+        index = groups.numbers.reshape(-1) if groups else None
         hidden = hidden.reshape(-1, hidden.shape[-1])  # (N, C)
         targets = targets.reshape(-1)  # (N,)
         is_on_gpu = is_gpu(hidden)
@@ -59,6 +78,7 @@ class ChunkedLoss:
             if len(kept) < len(targets):
                 hidden = hidden[kept]
                 targets = targets[kept]
+                index = None if index is None else index[kept]
         if torch.is_autocast_enabled(hidden.device.type):
             dtype = torch.get_autocast_dtype(hidden.device.type)
             hidden = hidden.to(dtype)
@@ -73,8 +93,17 @@ class ChunkedLoss:
         rows = self._rows_per_chunk(hidden, weight)
         # On a GPU the gradient takes the place of the logits: half the memory of the largest tensor.
         is_in_place = is_on_gpu and self.numerics.has_large_chunks
+        uses_kernel = is_on_gpu and self.numerics.has_loss_kernel and self.is_compiled
+        if groups is not None and index is not None:
+            by_token = self._token_losses_in_place if is_in_place else self._token_losses
+            if uses_kernel:
+                by_token = token_losses_by_kernel
+            add = partial(_add_product, is_in_place=is_in_place)
+            return LinearGroupLosses.apply(  # type: ignore[no-untyped-call]
+                hidden, weight, bias, targets, index, groups.total, rows, by_token, add
+            )
         function = self._chunk_in_place if is_in_place else self._chunk
-        if is_on_gpu and self.numerics.has_loss_kernel and self.is_compiled:
+        if uses_kernel:
             function = _chunk_by_kernel
         values = (hidden, weight, bias, targets, rows, function, is_in_place)
         return _LinearCrossEntropy.apply(*values)  # type: ignore[no-untyped-call]

@@ -25,8 +25,20 @@ TRAIN = (
     "train/tokens_per_second",
     "train/mfu",
     "train/peak_memory_bytes",
+    "train/accuracy",
+    "train/margin",
+    "train/logps_chosen",
+    "train/logps_rejected",
 )
-EVAL = ("val/loss", "val/perplexity", "val/bits_per_byte")
+EVAL = (
+    "val/loss",
+    "val/perplexity",
+    "val/bits_per_byte",
+    "val/accuracy",
+    "val/margin",
+    "val/logps_chosen",
+    "val/logps_rejected",
+)
 AXES = ("step", "tokens", "time")
 _KEYS = {"tokens": "train/tokens"}
 _BLOCK_BYTES = 1 << 20

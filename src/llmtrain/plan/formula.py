@@ -10,6 +10,7 @@ from llmtrain.config.schema import Config
 from llmtrain.models.sizes import CHUNK_ELEMENTS, LARGE_CHUNK_ELEMENTS, TRAINED_CHUNK_ELEMENTS
 from llmtrain.plan.memory_value import Memory, StepMemory, has_all_gradients, is_sharded, memory_of
 from llmtrain.plan.model_shapes import model_shapes
+from llmtrain.plan.pair_shapes import with_pair_shapes
 from llmtrain.plan.shapes import CannotTell, ModelShapes, StepShapes
 from llmtrain.plan.target import ModelSize, Target
 
@@ -25,7 +26,7 @@ CHUNK_LOGIT_BYTES = {"cuda": {2: 19, 4: 17}, "cpu": {2: 12, 4: 8}}
 def estimate_by_formula(config: Config, target: Target, saves: int | None = None) -> tuple[ModelSize, Memory]:
     """CannotTell if the weights are not known; activations that are not known are None. `saves`: see memory_of."""
     shapes = model_shapes(config)
-    step = _step_memory(config, target, shapes)
+    step = _step_memory(with_pair_shapes(config), target, shapes)
     return shapes.size, memory_of(config, target, shapes.weights, step, saves)
 
 

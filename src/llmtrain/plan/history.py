@@ -108,6 +108,7 @@ def shape_of(config: Values, world_size: int) -> Shape:
     fixed = {name: trainer.get(name) for name in ("precision", "compile", "activation_checkpointing")}
     fixed["sharded"] = distributed.get("strategy") == "fsdp"
     fixed["packing"] = data.get("packing")
+    fixed["pairs"] = data.get("name") == "preference_jsonl"
     names = ("name", "dataset_name", "train_file", "files")
     micro_batch_size = integer(trainer.get("micro_batch_size"))
     return Shape(

@@ -30,6 +30,7 @@ from llmtrain.plan.memory_value import (
     is_sharded,
     memory_of,
 )
+from llmtrain.plan.pair_shapes import with_pair_shapes
 from llmtrain.plan.states import factored_numbers
 from llmtrain.plan.target import Target
 from llmtrain.plan.trace import BACKWARD, GRADIENTS, MemoryTracker, Trace, extended, naming_parts
@@ -45,6 +46,7 @@ CPU_CHECKPOINTING_UNCERTAINTY = 0.30
 
 def estimate_memory(config: Config, model: FakeModel, target: Target, saves: int | None = None) -> Memory:
     """`saves`: checkpoints that the run writes, for trainer.keep_checkpoints `all`."""
+    config = with_pair_shapes(config)
     unknown = {}
     activations = None
     parts: dict[str, int] = {}

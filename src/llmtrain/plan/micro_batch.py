@@ -8,6 +8,7 @@ from llmtrain.errors import LlmtrainError
 from llmtrain.plan.fake_model import FakeModel, UnknownModel, fake_model
 from llmtrain.plan.memory import estimate_memory
 from llmtrain.plan.memory_value import HEAP_FACTOR, Memory
+from llmtrain.plan.pair_shapes import as_examples
 from llmtrain.plan.target import Target
 
 MARGIN = 1.2
@@ -68,6 +69,7 @@ def _step_memory(config: Config, target: Target, sequences: int, tokens: int, ha
     if trainer.compile:  # which activations are kept is the compiler's choice
         config = config.with_values("trainer", compile=False, activation_checkpointing="blocks")
     model = fake_model(config, target.device)
+    config = as_examples(config)  # the shape is known
     if trainer.compile and not model.adapter.blocks(model.module):
         return None
 
@@ -89,7 +91,7 @@ def _step_memory(config: Config, target: Target, sequences: int, tokens: int, ha
         states += estimate.gradients
         if trainer.max_steps != 1:  # the first update allocates them
             states += estimate.optimizer
-    has_prompts = isinstance(config.data, ExampleBatchesSection)
+    has_prompts = isinstance(config.data, ExampleBatchesSection)  # pairs too: see as_examples
     return _StepMemory(
         states=states,
         per_sequence=per_sequence,

@@ -15,6 +15,7 @@ from llmtrain.plan.cost import CostEstimate, estimate_cost, node_type_of
 from llmtrain.plan.formula import CannotTell, estimate_by_formula
 from llmtrain.plan.history import PastRun
 from llmtrain.plan.memory_value import Memory, with_measured_peak
+from llmtrain.plan.pair_shapes import with_pair_shapes
 from llmtrain.plan.target import ModelSize, Target
 from llmtrain.plan.time import TimeEstimate, estimate_time, find_match, save_count
 from llmtrain.plan.token_store import TokenStoreSize, token_store_size
@@ -159,6 +160,7 @@ def planned_steps(config: Config) -> int | None:
 
 def tokens_per_step(config: Config, target: Target) -> float | None:
     """None where examples are not packed: their lengths are not known before the data is read."""
+    config = with_pair_shapes(config)
     data = config.data
     if isinstance(data, ExampleBatchesSection) and not data.packing:
         return None

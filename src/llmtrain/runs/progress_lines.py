@@ -52,7 +52,9 @@ class ProgressLine:
 
 
 def log_step(step: int, max_steps: int, metrics: Mapping[str, float]) -> None:
-    parts = [f"step {step}/{max_steps}", f"loss {metrics['train/loss']:.4f}", f"lr {metrics['train/lr']:.2e}"]
+    parts = [f"step {step}/{max_steps}", f"loss {metrics['train/loss']:.4f}"]
+    parts += _preference_parts("train", metrics)
+    parts.append(f"lr {metrics['train/lr']:.2e}")
     if "train/tokens_per_second" in metrics:  # the first step of a process is not timed
         parts.append(f"{metrics['train/tokens_per_second']:,.0f} tok/s")
     if "train/mfu" in metrics:
@@ -62,6 +64,16 @@ def log_step(step: int, max_steps: int, metrics: Mapping[str, float]) -> None:
     if "train/seconds_left" in metrics:
         parts.append(f"{duration_text(metrics['train/seconds_left'])} left")
     log("TRAIN", " | ".join(parts), fields={"step": step, "max_steps": max_steps, **metrics})
+
+
+def _preference_parts(split: str, metrics: Mapping[str, float]) -> list[str]:
+    """Of a run on preference pairs: how often the chosen answer has the higher reward, and by how much."""
+    parts = []
+    if f"{split}/accuracy" in metrics:
+        parts.append(f"accuracy {metrics[f'{split}/accuracy']:.1%}")
+    if f"{split}/margin" in metrics:
+        parts.append(f"margin {metrics[f'{split}/margin']:.4f}")
+    return parts
 
 
 def log_micro_batch(step: int, number: int, count: int, seconds: float) -> None:
@@ -79,7 +91,9 @@ def log_smoke_step(epoch: int, epochs: int, step: int, steps: int, loss: float) 
 
 def log_evaluation(step: int, max_steps: int, max_epochs: int | None, metrics: Mapping[str, float]) -> None:
     """Log an evaluation, and the end of an epoch if one has ended."""
-    scores = [f"val loss {metrics['val/loss']:.4f}", f"perplexity {metrics['val/perplexity']:.2f}"]
+    scores = [f"val loss {metrics['val/loss']:.4f}", *_preference_parts("val", metrics)]
+    if "val/perplexity" in metrics:
+        scores.append(f"perplexity {metrics['val/perplexity']:.2f}")
     if "val/bits_per_byte" in metrics:
         scores.append(f"bpb {metrics['val/bits_per_byte']:.3f}")
     for name, value in metrics.items():

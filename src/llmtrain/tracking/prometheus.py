@@ -22,6 +22,8 @@ HELP = {
     "train_loss": "Training loss, the mean since the last logged step.",
     "val_loss": "Validation loss of the last evaluation.",
     "learning_rate": "Learning rate of the last logged step.",
+    "train_accuracy": "Share of training pairs whose chosen answer has the higher reward.",
+    "val_accuracy": "Share of validation pairs whose chosen answer has the higher reward.",
     "gradient_norm": "Norm of the gradient of the last logged step.",
     "tokens": "Target tokens trained on so far.",
     "tokens_per_second": "Training speed over all processes.",
@@ -35,6 +37,8 @@ HELP = {
 METRICS = {
     "train_loss": "train/loss",
     "val_loss": "val/loss",
+    "train_accuracy": "train/accuracy",
+    "val_accuracy": "val/accuracy",
     "learning_rate": "train/lr",
     "gradient_norm": "train/grad_norm",
     "tokens": "train/tokens",

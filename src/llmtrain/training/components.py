@@ -13,6 +13,7 @@ from llmtrain.config.check_plugins import describe_plugins
 from llmtrain.config.data import DataSection
 from llmtrain.config.distributed import DistributedSection
 from llmtrain.config.model import HfCausalLmSection, ModelSection
+from llmtrain.config.objective import ObjectiveSection
 from llmtrain.config.schema import Config
 from llmtrain.config.trainer import TrainerSection
 from llmtrain.core.fault_injection import inject_fault
@@ -35,6 +36,7 @@ from llmtrain.plugins import is_plugin_class, plugin_errors, wrong_result
 from llmtrain.runs.metadata import cpu_architecture, versions
 from llmtrain.tracking.open import check_trackers
 from llmtrain.training.memory_errors import check_activation_memory, check_batch_memory, check_memory, explained
+from llmtrain.training.objectives.base import Objective
 from llmtrain.training.random_state import preserved, seeded
 from llmtrain.training.tasks.task_set import TaskSet, load_eval_tasks
 from llmtrain.training.torch_settings import set_up_torch
@@ -53,6 +55,7 @@ class Components:
     eval_batches: EvalBatches
     module: nn.Module
     """Not yet parallelized: the steps of a run use a ModelHandle."""
+    objective: Objective
     micro_batches: int
     """Per step, over all processes."""
     recorded: dict[str, Any]
@@ -88,6 +91,7 @@ def build_components(
 
     # Data, and the model without its weights
     assert config.run.threads
+    objective = build_objective(trainer.objective)
     prepared = _build_data(config.data, config.model, config.run.seed).prepare(config.run.threads)
     for prompt in trainer.eval_prompts:
         prepared.tokenizer.encode(prompt)  # raises for characters that are not in the vocabulary
@@ -111,6 +115,12 @@ def build_components(
     check_batch_memory(*train_batches.first_shape(), world.local_world_size)
     check_batch_memory(*eval_batches.largest_shape(), world.local_world_size)
     first = train_batches[0]  # raises if the token store is damaged
+    if objective.compares_answers and first.pairs is None:
+        raise UsageError(
+            f"trainer.objective {trainer.objective.name} compares pairs of answers, and data.name {config.data.name} "
+            "has none.",
+            remedy="Set data.name to preference_jsonl.",
+        )
 
     # The model's weights, and what can be checked only with them
     adapter.prepare_for(world.device, is_packed=first.positions is not None)
@@ -126,7 +136,7 @@ def build_components(
         _check_packing(adapter, module, first)
     check_activation_memory(config, adapter, module, train_batches.first_shape(), world, is_dry_run)
     recorded = resume_fingerprint(config, prepared, adapter, world, micro_batches)
-    return Components(prepared, adapter, train_batches, eval_batches, module, micro_batches, recorded, tasks)
+    return Components(prepared, adapter, train_batches, eval_batches, module, objective, micro_batches, recorded, tasks)
 
 
 def _check_attention(model: ModelSection, device: torch.device) -> None:
@@ -154,6 +164,13 @@ def build_adapter(section: ModelSection, tokenizer_vocab: int, numerics: Numeric
         adapter: ModelAdapter = adapter_class(section, tokenizer_vocab)
     adapter.numerics = numerics or Numerics()
     return adapter
+
+
+def build_objective(section: ObjectiveSection) -> Objective:
+    objective_class = registry.resolve("trainer.objective", section.name, registry.OBJECTIVES)
+    with plugin_errors(objective_class, "__init__"):
+        objective: Objective = objective_class(section)
+    return objective
 
 
 def build_module(

@@ -20,7 +20,7 @@ from llmtrain.plan.states import training_bytes
 from llmtrain.plan.target import Target
 from llmtrain.training.components import build_components
 from llmtrain.training.memory_errors import explained
-from llmtrain.training.model_handle import checkpoint_activations
+from llmtrain.training.model_handle import checkpoint_activations, unparallel_handle
 from llmtrain.training.schedule import max_steps_of, warn_if_short
 from llmtrain.training.throughput import peak_memory_bytes
 from llmtrain.training.torch_settings import resolve_threads, set_up_torch
@@ -50,8 +50,8 @@ def dry_run(config: Config) -> dict[str, Any] | None:
     remedy = "Halve trainer.micro_batch_size and double trainer.grad_accum_steps, or choose a smaller model."
     # With gradients: the activations that a training step keeps count too.
     with explained(world.device, remedy), autocast_for(config.trainer, components.adapter, world.device)():
-        total = components.adapter.loss(module, batch.inputs, batch.targets, batch.positions)
-        loss = total.item() / max(1, batch.target_count)
+        total = components.objective.sums(unparallel_handle(components), batch).loss
+        loss = total.item() / max(1, components.objective.items(batch))
     config = config.with_values("trainer", max_steps=max_steps_of(config.trainer, components.train_batches))
     warn_if_short(config.trainer, is_smoke_test=isinstance(config.data, DummyTextSection))
     plan = _plan(given, components.adapter, process, world.device)

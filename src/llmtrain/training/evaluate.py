@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -20,6 +20,8 @@ class EvalResult:
     tokens: int
     text_bytes: int | None = None
     """UTF-8 length of the text of the target tokens; None if it is unknown."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Means of the objective's metrics."""
 
     @property
     def perplexity(self) -> float:
@@ -39,12 +41,15 @@ def evaluate(
     stop: Callable[[], bool] = lambda: False,
     token_bytes: TokenBytes | None = None,
 ) -> EvalResult | None:
-    """Mean loss per target token; None if interrupted. `token_bytes`: of the tokenizer, to count bytes as well.
+    """Mean loss per item of the objective (a target token, or a pair); None if interrupted. `token_bytes`: of the
+    tokenizer, to count bytes as well.
 
     Batches are distributed over the ranks in rounds. In the last round a rank without a batch of its own computes one
     whose result is not used: a sharded model needs every rank in every forward pass. The sum is taken in the order of
     the batches, so it does not depend on the number of ranks."""
-    losses = []
+    objective = model.objective
+    rows = []
+    items = 0
     tokens = 0
     text_bytes = 0
     count = len(batches)
@@ -55,11 +60,14 @@ def evaluate(
             number = first + world.rank
             batch = batches[number if number < count else first]
             if number < count:
+                items += objective.items(batch)
                 tokens += batch.target_count
                 if token_bytes is not None:
                     text_bytes += int(token_bytes[batch.targets[batch.targets != IGNORE_INDEX].numpy()].sum())
-            losses.append(model.loss(batch.to(world.device)).double())
-    by_rank = world.control.gather_tensors(torch.stack(losses))  # (ranks, rounds)
-    total = sum(by_rank.T.reshape(-1).tolist()[:count])
-    tokens, text_bytes = world.control.sums([tokens, text_bytes])
-    return EvalResult(total / tokens, tokens, text_bytes or None)
+            sums = objective.sums(model, batch.to(world.device))
+            rows.append(torch.cat([sums.loss.double().reshape(1), sums.metrics.double()]))
+    by_rank = world.control.gather_tensors(torch.stack(rows))  # (ranks, rounds, 1 + metrics)
+    columns = by_rank.transpose(0, 1).reshape(-1, by_rank.shape[-1])[:count].T.tolist()
+    items, tokens, text_bytes = world.control.sums([items, tokens, text_bytes])
+    loss, *metrics = (sum(column) / items for column in columns)
+    return EvalResult(loss, tokens, text_bytes or None, dict(zip(objective.metric_names, metrics, strict=True)))

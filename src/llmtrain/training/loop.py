@@ -30,6 +30,7 @@ from llmtrain.training.eval_prompts import EvalPrompts
 from llmtrain.training.eval_tasks import EvalTasks, tasks_are_due
 from llmtrain.training.evaluate import evaluate
 from llmtrain.training.memory_errors import out_of_memory
+from llmtrain.training.objectives.base import Objective
 from llmtrain.training.schedule import lr_at
 from llmtrain.training.step import Stepper, StepResult, TokenCounts
 from llmtrain.training.tasks.score import TaskScore, logged_metrics
@@ -69,6 +70,10 @@ class Trainer:
     @property
     def world(self) -> World:
         return self.context.world
+
+    @property
+    def objective(self) -> Objective:
+        return self.components.objective
 
     @property
     def train_batches(self) -> TrainBatches:
@@ -136,8 +141,9 @@ class Trainer:
         """The step's token counts and whether any rank received a signal: the only control collective per step."""
         targets = sum(batch.target_count for batch in batches)
         inputs = sum(batch.token_count for batch in batches)
-        sums = self.world.control.sums([targets, inputs, int(self._is_interrupted_here())])
-        return TokenCounts(sums[0], sums[1]), sums[2] > 0
+        items = sum(self.objective.items(batch) for batch in batches)
+        *sums, interrupted = self.world.control.sums([targets, inputs, items, int(self._is_interrupted_here())])
+        return TokenCounts(*sums), interrupted > 0
 
     def _save_and_exit(self) -> None:
         self._save(is_last_chance=True)
@@ -168,8 +174,10 @@ class Trainer:
         self.context.lock.check()
         step = self.state.step
         self._read_losses()
+        window = self.state.window_metrics()
         metrics: Metrics = {
             "train/loss": self.state.end_window(),
+            **{f"train/{name}": value for name, value in zip(self.objective.metric_names, window, strict=False)},
             "train/lr": lr_at(step - 1, self.config),
             "train/grad_norm": float(result.grad_norm),
             "train/tokens": self.state.tokens,
@@ -197,19 +205,24 @@ class Trainer:
         been saved."""
         if not self._unread:
             return
-        # One row per step: the losses of this rank's micro-batches, then the gradient norm (equal on all ranks).
-        rows = [torch.cat([result.losses, result.grad_norm.float().reshape(1)]) for _, result in self._unread]
-        by_rank = self.world.control.gather_tensors(torch.stack(rows)).tolist()  # (ranks, steps, micro-batches + 1)
+        # One row per step: for each of this rank's micro-batches its loss and metrics, then the gradient norm (equal on
+        # all ranks).
+        rows = []
+        for _, result in self._unread:
+            each = torch.column_stack([result.losses, result.metrics])  # (micro-batches, 1 + metrics)
+            rows.append(torch.cat([each.reshape(-1), result.grad_norm.float().reshape(1)]))
+        by_rank = self.world.control.gather_tensors(torch.stack(rows)).tolist()  # (ranks, steps, values)
+        width = 1 + len(self.objective.metric_names)
         for index, (step, _) in enumerate(self._unread):
             # Summed in the order of the micro-batches, so that it does not depend on which rank computed which.
-            losses: list[float] = []
+            values: list[float] = []
             for of_rank in by_rank:
-                losses += of_rank[index][:-1]
-            loss = sum(losses)
+                values += of_rank[index][:-1]
+            loss, *metrics = (sum(values[column::width]) for column in range(width))
             self._check_finite(step, loss, by_rank[0][index][-1])
             if self._epoch_ended_at(step - 1):
                 self.state.end_epoch()
-            self.state.add_train_loss(loss)
+            self.state.add_train_loss(loss, metrics)
         self._unread.clear()
 
     def _check_finite(self, step: int, loss: float, grad_norm: float) -> None:
@@ -272,7 +285,10 @@ class Trainer:
             answers = self.eval_prompts.answer(self._is_interrupted_here)
             if answers is None:
                 return
-            metrics = {"val/loss": result.loss, "val/perplexity": result.perplexity}
+            metrics: Metrics = {"val/loss": result.loss}
+            if self.objective.is_likelihood:
+                metrics["val/perplexity"] = result.perplexity
+            metrics |= {f"val/{name}": value for name, value in result.metrics.items()}
             if result.bits_per_byte is not None:
                 metrics["val/bits_per_byte"] = result.bits_per_byte
             scores: list[TaskScore] | None = []

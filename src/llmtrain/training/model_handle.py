@@ -1,5 +1,6 @@
 """The handle through which every step of a run uses the model."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +14,11 @@ from llmtrain.distributed.parallel import ParallelModel, is_sharding, paralleliz
 from llmtrain.distributed.world import World
 from llmtrain.errors import UsageError
 from llmtrain.models.activation_checkpointing import checkpoint_blocks
-from llmtrain.models.base import LossFunction, ModelAdapter
+from llmtrain.models.base import GroupLossFunction, LossFunction, ModelAdapter
 from llmtrain.models.device_precision import Autocast, autocast_for, compute_precision
+from llmtrain.models.group_losses import Groups
 from llmtrain.training.components import Components
+from llmtrain.training.objectives.base import Objective
 from llmtrain.training.unused_parameters import unused_parameters
 
 
@@ -29,11 +32,20 @@ class ModelHandle:
     loss_function: LossFunction
     """Compiled if trainer.compile is set."""
     autocast: Autocast
+    objective: Objective
+    group_loss_function: GroupLossFunction
+    """Compiled like loss_function."""
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Sum of the loss over the target tokens of a batch."""
         with self.autocast():
             return self.loss_function(self.parallel.module, batch.inputs, batch.targets, batch.positions)
+
+    def group_losses(self, batch: Batch, groups: Groups) -> torch.Tensor:
+        """Sum of the loss over the target tokens of each group."""
+        with self.autocast():
+            module = self.parallel.module
+            return self.group_loss_function(module, batch.inputs, batch.targets, batch.positions, groups)
 
 
 def build_model(
@@ -46,8 +58,12 @@ def build_model(
     if is_sharded and trainer.optimizer == "adafactor":  # also in a world of one process
         raise adafactor_with_fsdp()
     checkpoint_activations(adapter, module, trainer)
+    objective = components.objective
     loss_function: LossFunction = adapter.loss
-    if trainer.compile:
+    group_loss_function: GroupLossFunction = adapter.group_losses
+    if trainer.compile and objective.compares_answers:
+        group_loss_function = adapter.compiled_group_losses(module)
+    elif trainer.compile:
         loss_function = adapter.compiled_loss(module, by_block=is_sharded)
     autocast = autocast_for(trainer, adapter, world.device)
     parallel = parallelize(
@@ -59,7 +75,15 @@ def build_model(
         components.micro_batches,
         find_unused_parameters=_has_unused_parameters(components, autocast, distributed, world),
     )
-    return ModelHandle(adapter, module, parallel, loss_function, autocast)
+    return ModelHandle(adapter, module, parallel, loss_function, autocast, objective, group_loss_function)
+
+
+def unparallel_handle(components: Components) -> ModelHandle:
+    """The model as it is, for a single forward pass. The caller sets autocast."""
+    adapter = components.adapter
+    module = components.module
+    parallel = ParallelModel(module)
+    return ModelHandle(adapter, module, parallel, adapter.loss, nullcontext, components.objective, adapter.group_losses)
 
 
 def checkpoint_activations(adapter: ModelAdapter, module: nn.Module, trainer: TrainerSection) -> None:

@@ -73,16 +73,19 @@ def resolve_origin(root: str, reference: str | None, resumption: Resumption | No
     if resumption is not None:
         if resumption.checkpoint is not None:
             return None
-        recorded = RunView(resumption.run).meta.get("origin")
+        recorded = origin_of(resumption.run)
         if recorded is not None:
-            return _recorded_origin(resumption.run, recorded)
+            return recorded
     return find_origin(root, reference) if reference else None
 
 
-def _recorded_origin(run: RunDirectory, recorded: Any) -> Origin:
-    """The recorded checkpoint, unchanged."""
+def origin_of(run: RunDirectory) -> Origin | None:
+    """The checkpoint, unchanged, whose weights a run started from; None for a run without."""
+    recorded = RunView(run).meta.get("origin")
+    if recorded is None:
+        return None
     remedy = "Restore it, or start a new run from another checkpoint with --from."
-    what = f"Run '{run.run_id}' has no checkpoint yet and starts from the weights of"
+    what = f"Run '{run.run_id}' starts from the weights of"
     path = recorded.get("checkpoint") if isinstance(recorded, dict) else None
     if not isinstance(path, str):
         raise CheckpointError(f"{what} another run, but {run.meta} does not name it.", remedy=remedy)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from llmtrain.config.data import ExampleDataSection, FilesSection
+from llmtrain.config.data import ExampleFilesSection, FilesSection
 from llmtrain.config.model import HfCausalLmSection
 from llmtrain.config.output import OutputSection
 from llmtrain.config.section import Section
@@ -59,7 +59,7 @@ def _checks(section: Section) -> Iterator[Check]:
         for field in ("files", "val_files"):
             for pattern in getattr(section, field):
                 yield partial(expand_files, [pattern], f"data.{field}")
-    if isinstance(section, ExampleDataSection):
+    if isinstance(section, ExampleFilesSection):
         for field in ("train_file", "val_file"):
             name = getattr(section, field)
             if name:

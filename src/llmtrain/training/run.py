@@ -76,6 +76,7 @@ from llmtrain.training.resume import (
 from llmtrain.training.schedule import max_steps_of, warn_if_short
 from llmtrain.training.shutdown import StopFlag
 from llmtrain.training.step import Stepper
+from llmtrain.training.step_zero import prepare_references
 from llmtrain.training.storage_errors import explain_storage_errors
 from llmtrain.training.throughput import Throughput, device_name
 from llmtrain.training.torch_settings import resolve_threads
@@ -195,10 +196,11 @@ def _train(context: RunContext, components: Components) -> TrainResult:
     optimizer = build_optimizer(
         model.adapter, model.module, config.trainer, world, config.distributed.reproducible_reduce
     )
-    state = world.control.all_or_none(lambda: restore(context.resumption, store, model.module, optimizer, world))
     if context.origin:
         origin = context.origin
         world.control.all_or_none(lambda: load_weights(origin, model.module))
+    components = prepare_references(context, components, model)
+    state = world.control.all_or_none(lambda: restore(context.resumption, store, model.module, optimizer, world))
     world.control.on_rank0(lambda: _record_start(context, components, state.step))
     tracker = _open_tracker(context, components, model, state)
     status = EndStatus.FAILED

@@ -21,17 +21,21 @@ from llmtrain.training.schedule import set_schedule
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """Tokens of a step, on all ranks."""
+    """Tokens and items of a step, on all ranks."""
 
     targets: int
     inputs: int
     """Tokens the model reads, without padding."""
+    items: int
+    """What the loss is averaged over: see Objective.items."""
 
 
 @dataclass(frozen=True)
 class StepResult:
     losses: torch.Tensor
     """(micro-batches of this rank,): their shares of the step's mean loss. On the device: reading waits for the GPU."""
+    metrics: torch.Tensor
+    """(micro-batches of this rank, metrics): the same of the objective's metrics."""
     grad_norm: torch.Tensor
     without_gradient: list[nn.Parameter]
     """Trained parameters that no loss of this rank's micro-batches depends on."""
@@ -52,21 +56,24 @@ class Stepper:
         return [parameter for parameter in self.model.module.parameters() if parameter.requires_grad]
 
     def train_step(self, step: int, batches: Sequence[Batch], first_micro: int, counts: TokenCounts) -> StepResult:
-        """The step's gradient is the mean over all its target tokens, whichever rank and micro-batch they are in.
-        `first_micro` is the index of the first batch within the step."""
+        """The step's gradient is the mean over all its items (target tokens, or pairs), whichever rank and micro-batch
+        they are in. `first_micro` is the index of the first batch within the step."""
         parallel = self.model.parallel
         losses = []
+        metrics = []
         for index, batch in enumerate(batches):
             self.on_micro_batch(step + 1, index + 1, len(batches))
             inject_fault("forward", step + 1)
             is_last = index == len(batches) - 1
             with self._dropout(step, first_micro + index), parallel.micro_step(is_last):
-                loss = self.model.loss(batch.to(self.world.device)) / counts.targets
+                sums = self.model.objective.sums(self.model, batch.to(self.world.device))
+                loss = sums.loss / counts.items
                 if inject_fault("loss", step + 1) == "nan":
                     loss = loss * float("nan")
                 (loss * parallel.loss_scale).backward()  # type: ignore[no-untyped-call]
             parallel.after_backward()
             losses.append(loss.detach())
+            metrics.append(sums.metrics / counts.items)
         parallel.finish_gradients()
         without_gradient = parallel.without_gradient()
         parallel.share_buffers()
@@ -77,7 +84,7 @@ class Stepper:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         inject_fault("after_optimizer", step + 1)
-        return StepResult(torch.stack(losses), grad_norm, without_gradient)
+        return StepResult(torch.stack(losses), torch.stack(metrics), grad_norm, without_gradient)
 
     def _dropout(self, step: int, micro: int) -> AbstractContextManager[None]:
         """The dropout mask depends only on the position in the run, not on the rank."""

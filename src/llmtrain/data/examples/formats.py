@@ -3,7 +3,8 @@
 ShareGPT             {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}
 prompt, completion   {"prompt": ..., "completion": ...}: text, or in a chat file lists of messages
 
-Preference pairs, {"prompt": ..., "chosen": ..., "rejected": ...}, are recognized too, to say what to do with them.
+Preference pairs, {"prompt": ..., "chosen": ..., "rejected": ...}, are recognized too, to name the dataset that reads
+them: preferences/pair_records.py.
 """
 
 from typing import Any, NamedTuple
@@ -82,7 +83,7 @@ def messages_of(record: dict[str, Any]) -> Any:
         turns = record["conversations"]
         if not isinstance(turns, list):
             return turns
-        return [_from_sharegpt(turn) for turn in turns]
+        return [from_sharegpt(turn) for turn in turns]
     if "prompt" in record and "completion" in record:
         return [*_as_messages(record["prompt"], "user"), *_as_messages(record["completion"], "assistant")]
     refuse_preference_pair(record)
@@ -98,7 +99,7 @@ def messages_of(record: dict[str, Any]) -> Any:
     raise BadRecord(f"field 'messages' is missing; the example has {field_names(record)}", remedy)
 
 
-def _from_sharegpt(turn: Any) -> Any:
+def from_sharegpt(turn: Any) -> Any:
     """A turn with `from` and `value` as a message with `role` and `content`; anything else unchanged."""
     if not isinstance(turn, dict) or "role" in turn or "from" not in turn:
         return turn
@@ -117,7 +118,8 @@ def refuse_preference_pair(record: dict[str, Any]) -> None:
     if "chosen" in record and "rejected" in record:
         raise BadRecord(
             "this is a preference pair ('chosen' and 'rejected'), but supervised training needs one answer",
-            f"Preference tuning is not available. {_chosen_as_answer(record)}",
+            "For preference tuning write a config with `llmtrain init --preferences FILE`, or set data.name to "
+            f"preference_jsonl and trainer.objective.name to dpo. {_chosen_as_answer(record)}",
         )
 
 

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from llmtrain.config.data import ChatJsonlSection, InstructJsonlSection
+from llmtrain.config.data import ExampleFilesSection
 from llmtrain.data.base import ExampleData
 from llmtrain.data.examples.prompts import adds_special_tokens, choose_format
 from llmtrain.data.hf_datasets import load_split, training_count
@@ -23,9 +23,9 @@ from llmtrain.errors import DataError
 
 
 class JsonExamples(ExampleData):
-    config: InstructJsonlSection | ChatJsonlSection
+    config: ExampleFilesSection
 
-    def __init__(self, config: InstructJsonlSection | ChatJsonlSection, seed: int) -> None:
+    def __init__(self, config: ExampleFilesSection, seed: int) -> None:
         super().__init__(config, seed)
         self._records = UsableRecords(config.on_bad_example, "data.on_bad_example", "example")
 

@@ -10,7 +10,15 @@ from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.data.tokenizers.chat_template import ChatTemplate, Message, has_chat_template
 from llmtrain.errors import DataError, UsageError
 
-__all__ = ["choose_format", "conversation", "has_chat_template", "plain_prompt", "prompt_prefix", "prompt_text"]
+__all__ = [
+    "choose_format",
+    "conversation",
+    "has_chat_template",
+    "plain_conversation",
+    "plain_prompt",
+    "prompt_prefix",
+    "prompt_text",
+]
 
 
 def choose_format(config: DataSection, tokenizer_dir: Path | None) -> Literal["chat", "plain"]:
@@ -63,7 +71,7 @@ def plain_prompt(instruction: str, context: str = "") -> str:
 def prompt_text(config: DataSection, tokenizer_dir: Path | None, messages: list[Message]) -> str:
     """A conversation in the format the model was trained on, ready for generation."""
     if choose_format(config, tokenizer_dir) == "plain":
-        return "".join(map(_plain_turn, messages))
+        return plain_conversation(messages)
     assert tokenizer_dir
     try:
         return ChatTemplate(tokenizer_dir).render(messages, add_generation_prompt=True)
@@ -81,6 +89,11 @@ def prompt_prefix(config: DataSection, tokenizer_dir: Path | None, tokenizer: To
 
 def adds_special_tokens(config: DataSection) -> bool:
     return not isinstance(config, InstructJsonlSection) or config.add_special_tokens
+
+
+def plain_conversation(messages: list[Message]) -> str:
+    """A conversation as paragraphs with headings, up to where the next answer begins."""
+    return "".join(map(_plain_turn, messages))
 
 
 def _plain_turn(message: Message) -> str:

@@ -33,13 +33,13 @@ def select_examples(store: ExampleStore, config: ExampleBatchesSection, block_si
     if config.truncation == "error" and is_long.any():
         raise _too_long(store, block_size, label, lengths, is_long)
     kept = np.minimum(lengths, block_size)
-    has_target = kept > 0 if config.train_on_prompt else _count_targets(store, kept) > 0
+    has_target = kept > 0 if config.train_on_prompt else count_targets(store, kept) > 0
     is_skipped = is_long & (config.truncation == "skip")
     if config.truncation == "skip":
-        _warn_count(is_skipped, label, f"dropped: longer than model.block_size {block_size}")
+        warn_count(is_skipped, label, f"dropped: longer than model.block_size {block_size}")
     else:
-        _warn_count(is_long & has_target, label, f"truncated to model.block_size {block_size}")
-    _warn_count(~has_target & ~is_skipped, label, f"dropped: no answer token within model.block_size {block_size}")
+        warn_count(is_long & has_target, label, f"truncated to model.block_size {block_size}")
+    warn_count(~has_target & ~is_skipped, label, f"dropped: no answer token within model.block_size {block_size}")
     selected = np.flatnonzero(has_target & ~is_skipped)
     if not len(selected):
         raise DataError(
@@ -49,7 +49,7 @@ def select_examples(store: ExampleStore, config: ExampleBatchesSection, block_si
     return Selection(selected, kept[selected])
 
 
-def _count_targets(store: ExampleStore, kept: Indexes) -> Indexes:
+def count_targets(store: ExampleStore, kept: Indexes) -> Indexes:
     """Number of answer tokens among the targets of each example."""
     counts = np.zeros(len(kept), dtype=np.int64)
     for first in range(0, len(kept), EXAMPLES_AT_ONCE):
@@ -76,8 +76,8 @@ def _too_long(store: ExampleStore, block_size: int, label: str, lengths: Indexes
     )
 
 
-def _warn_count(mask: Mask, label: str, what: str) -> None:
+def warn_count(mask: Mask, label: str, what: str, noun: str = "examples") -> None:
     count = int(mask.sum())
     if count:
         verb = "was" if count == 1 else "were"
-        warn_once("DATA", f"{count:,} of {len(mask):,} {label} examples {verb} {what}")
+        warn_once("DATA", f"{count:,} of {len(mask):,} {label} {noun} {verb} {what}")

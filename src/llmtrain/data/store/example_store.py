@@ -109,8 +109,21 @@ class SourceFiles:
         return tuple(self._indexes)
 
 
-def example_writer(examples: Callable[[Split], Iterable[Example]], threads: int) -> Write:
-    """A function for open_or_build that writes the examples of a split."""
+Encode = Callable[
+    [Iterable[Example], Tokenizer, type[np.unsignedinteger[Any]], int, TokenizeProgress], Iterator["EncodedExample"]
+]
+"""Tokenizes examples with a number of threads."""
+
+
+def example_writer(
+    examples: Callable[[Split], Iterable[Example]],
+    threads: int,
+    encode: "Encode | None" = None,
+    noun: str = "example",
+) -> Write:
+    """A function for open_or_build that writes the examples of a split. `encode`: by default each segment of an example
+    is tokenized on its own. `noun`: what it yields."""
+    encode = encode or _encode
 
     def write(directory: Path, split: Split, tokenizer: Tokenizer) -> Written:
         dtype = smallest_dtype(tokenizer.vocab_size)
@@ -123,7 +136,7 @@ def example_writer(examples: Callable[[Split], Iterable[Example]], threads: int)
             tokens, answers, spans = (
                 stack.enter_context((directory / f"{split}{part}.bin").open("wb")) for part in ("", ".answers", ".rows")
             )
-            for example in _encode(examples(split), tokenizer, dtype, threads, progress):
+            for example in encode(examples(split), tokenizer, dtype, threads, progress):
                 end = position + len(example.ids)
                 span = np.array([position, end, files.index(example.file), example.line], dtype="<i8")
                 for file, data in ((tokens, example.ids), (answers, example.answers), (spans, span)):
@@ -138,7 +151,7 @@ def example_writer(examples: Callable[[Split], Iterable[Example]], threads: int)
         if not count:
             label = "training" if split == "train" else "validation"
             raise DataError(f"There are no {label} examples.")
-        progress.finish(position, f" of {plural(count, 'example')}")
+        progress.finish(position, f" of {plural(count, noun)}")
         names, units = zip(*files.in_order, strict=True)
         facts = {"dtype": np.dtype(dtype).str, "files": list(names), "units": list(units)}
         return Written(position, digest.hexdigest(), facts)
@@ -163,7 +176,7 @@ def _encode(
     """Tokenize examples in groups, so that memory does not grow with their number."""
     prefix = np.array(tokenizer.prefix_ids(), dtype)
     end = np.array([] if tokenizer.end_of_text is None else [tokenizer.end_of_text], dtype)
-    for group in in_groups(examples, _characters):
+    for group in in_groups(examples, characters):
         texts: list[str] = []
         for example in group:
             texts += [segment.text for segment in example.segments]
@@ -178,10 +191,10 @@ def _encode(
                 parts.append((end, True))
             ids = np.concatenate([part for part, _ in parts])
             answers = np.concatenate([np.full(len(part), is_answer, np.uint8) for part, is_answer in parts])
-            progress.characters += _characters(example)
+            progress.characters += characters(example)
             yield EncodedExample(ids, answers, SourceFile(example.source, example.unit), example.line)
         progress.log()
 
 
-def _characters(example: Example) -> int:
+def characters(example: Example) -> int:
     return sum(len(segment.text) for segment in example.segments)

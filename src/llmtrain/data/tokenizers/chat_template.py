@@ -47,9 +47,18 @@ class ChatTemplate:
     def __init__(self, tokenizer_dir: Path) -> None:
         self._tokenizer = load_in_transformers(tokenizer_dir)
 
-    def render(self, messages: list[Message], add_generation_prompt: bool, continues: bool = False) -> str:
+    def render(
+        self,
+        messages: list[Message],
+        add_generation_prompt: bool,
+        continues: bool = False,
+        tools: list[Any] | None = None,
+    ) -> str:
         """The conversation as text; with add_generation_prompt, up to where the next answer begins. `continues`: up to
-        the end of the last message, which is continued."""
+        the end of the last message, which is continued. `tools`: what the model may call, described by the template."""
+        options: dict[str, Any] = {"date_string": DATE}
+        if tools:
+            options["tools"] = tools
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -57,7 +66,7 @@ class ChatTemplate:
                     tokenize=False,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continues,
-                    date_string=DATE,
+                    **options,
                 )
             )
         except Exception as problem:  # a template is code and can raise anything

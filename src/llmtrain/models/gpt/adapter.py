@@ -24,6 +24,7 @@ from llmtrain.models.gpt.modern_formats import (
     write_nanochat,
     write_qwen3,
 )
+from llmtrain.models.group_losses import Groups
 from llmtrain.models.losses import compiled_loss, needs_chunks
 
 
@@ -93,6 +94,18 @@ class GPTAdapter(ModelAdapter):
         if not self.numerics.chunks_gpt_loss or not needs_chunks(inputs, self.vocab_size):
             return super().loss(module, inputs, targets, positions)
         return module(inputs, targets)
+
+    def group_losses(
+        self,
+        module: nn.Module,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        positions: torch.Tensor | None,
+        groups: Groups,
+    ) -> torch.Tensor:
+        if not needs_chunks(inputs, self.vocab_size):
+            return super().group_losses(module, inputs, targets, positions, groups)
+        return module(inputs, targets, groups=groups)
 
     def compiled_loss(self, module: nn.Module, by_block: bool) -> LossFunction:
         assert isinstance(module, LanguageModel)

@@ -13,6 +13,7 @@ from torch import nn
 from llmtrain.compat.numerics import Numerics
 from llmtrain.config.model import GptSection
 from llmtrain.models.gpt.kv_cache import KVCache, LayerCache, attend
+from llmtrain.models.group_losses import Groups
 from llmtrain.models.losses import ChunkedLoss, OutputLoss
 from llmtrain.models.sizes import padded_vocab_size
 
@@ -82,13 +83,17 @@ class LanguageModel(nn.Module):
         return self.wte.weight if self.lm_head is None else self.lm_head.weight
 
     def forward(
-        self, tokens: torch.Tensor, targets: torch.Tensor | None = None, cache: KVCache | None = None
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        cache: KVCache | None = None,
+        groups: Groups | None = None,
     ) -> torch.Tensor:
-        """Logits, (B, T) -> (B, T, V); with targets the sum of their losses, computed in chunks. With a cache, the
-        tokens follow those in it, and only the last one's logits are computed: (B, 1, V)."""
+        """Logits, (B, T) -> (B, T, V); with targets the sum of their losses, or the sums of groups, computed in chunks.
+        With a cache, the tokens follow those in it, and only the last one's logits are computed: (B, 1, V)."""
         hidden = self.hidden_states(tokens, cache)
         if targets is not None:
-            return self.output_loss(hidden, self.head_weight, self.padding_bias, targets)
+            return self.output_loss(hidden, self.head_weight, self.padding_bias, targets, groups)
         if cache is not None:
             hidden = hidden[:, -1:]  # (B, 1, C)
         return self.output_logits(hidden)

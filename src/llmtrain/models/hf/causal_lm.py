@@ -32,6 +32,7 @@ from llmtrain.models.base import (
     parameter_count,
     trainable_count,
 )
+from llmtrain.models.group_losses import Groups, sums_of_logits
 from llmtrain.models.hf.attention import (
     FLEX,
     best_attention,
@@ -94,7 +95,8 @@ class CausalLM(nn.Module):
         targets: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         cache: Any = None,
-    ) -> torch.Tensor:  # (B, T) -> (B, T, V), or () with targets
+        groups: Groups | None = None,
+    ) -> torch.Tensor:  # (B, T) -> (B, T, V), with targets (), with groups (groups,)
         base = self.base
         options = {"position_ids": positions, "past_key_values": cache, "use_cache": cache is not None}
         attention = str(base.config._attn_implementation)
@@ -109,11 +111,13 @@ class CausalLM(nn.Module):
                 logits = base(input_ids=tokens, **options).logits  # (B, T, V)
             if targets is None:
                 return logits
+            if groups is not None:
+                return sums_of_logits(logits, targets.reshape(logits.shape[:-1]), groups)
             flat = logits.reshape(-1, logits.shape[-1]).float()
             return F.cross_entropy(flat, targets.reshape(-1), reduction="sum")
         hidden = getattr(base, base.base_model_prefix)(input_ids=tokens, **options).last_hidden_state  # (B, T, C)
         head = base.get_output_embeddings()
-        return self.output_loss(hidden, head.weight, head.bias, targets)
+        return self.output_loss(hidden, head.weight, head.bias, targets, groups)
 
 
 class HFCausalLMAdapter(ModelAdapter):
@@ -223,6 +227,16 @@ class HFCausalLMAdapter(ModelAdapter):
         self, module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, positions: torch.Tensor | None = None
     ) -> torch.Tensor:
         return module(inputs, targets, positions)
+
+    def group_losses(
+        self,
+        module: nn.Module,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        positions: torch.Tensor | None,
+        groups: Groups,
+    ) -> torch.Tensor:
+        return module(inputs, targets, positions, groups=groups)
 
     @torch.no_grad()
     def separates_packed_examples(self, module: nn.Module) -> bool:

@@ -34,6 +34,18 @@ _CONSTANTS = re.compile(
 _TEXT_PART = re.compile(r"\b(language|text)_model\.")
 
 
+def find_directory(config: HfCausalLmSection) -> Path:
+    """The directory of model.path, downloaded if it is a name on the hub."""
+    is_code_pinned = Path(config.path).expanduser().is_dir() or re.fullmatch(r"[0-9a-f]{40}", config.revision or "")
+    if config.trust_remote_code and not is_code_pinned:
+        raise UsageError(
+            "model.trust_remote_code runs code from the hub, so model.revision must be a commit hash, got "
+            f"{json.dumps(config.revision)}.",
+            remedy="Set model.revision to the 40 digits of a commit you have reviewed, or model.path to a directory.",
+        )
+    return find_model(config.path, config.revision, config.local_files_only, code=config.trust_remote_code)
+
+
 def quiet_libraries() -> None:
     """Silence the progress bars and loading reports of transformers; what matters in them is checked here."""
     from transformers.utils import logging
@@ -256,15 +268,3 @@ def _quantization_options() -> dict[str, Any]:
 
 def _type_and_message(problem: Exception) -> str:
     return f"{type(problem).__name__}: {one_line(problem, 300)}"
-
-
-def find_directory(config: HfCausalLmSection) -> Path:
-    """The directory of model.path, downloaded if it is a name on the hub."""
-    is_code_pinned = Path(config.path).expanduser().is_dir() or re.fullmatch(r"[0-9a-f]{40}", config.revision or "")
-    if config.trust_remote_code and not is_code_pinned:
-        raise UsageError(
-            "model.trust_remote_code runs code from the hub, so model.revision must be a commit hash, got "
-            f"{json.dumps(config.revision)}.",
-            remedy="Set model.revision to the 40 digits of a commit you have reviewed, or model.path to a directory.",
-        )
-    return find_model(config.path, config.revision, config.local_files_only, code=config.trust_remote_code)
