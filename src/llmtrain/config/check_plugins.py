@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmtrain.config.data import PluginDataSection
+from llmtrain.config.data import MixtureSection, PluginDataSection
 from llmtrain.config.document import Document, KeyPath
 from llmtrain.config.model import PluginModelSection
 from llmtrain.config.problems import Problems
@@ -35,6 +35,10 @@ def choices(config: Config) -> Iterator[Choice]:
         yield Choice("model.name", ("model",), config.model.name, config.model.options)
     if isinstance(config.data, PluginDataSection):
         yield Choice("data.name", ("data",), config.data.name, config.data.options)
+    if isinstance(config.data, MixtureSection):
+        for index, section in enumerate(config.data.sections()):
+            if isinstance(section, PluginDataSection):
+                yield Choice("data.name", ("data", "sources", str(index)), section.name, section.options)
     for index, tracker in enumerate(config.tracking.custom):
         yield Choice("tracking.custom", ("tracking", "custom", str(index)), tracker.name, tracker.options)
 
@@ -85,7 +89,7 @@ def describe_plugins(config: Config) -> dict[str, dict[str, Any]]:
     described = {}
     for choice in choices(config):
         field = choice.field
-        if field == "tracking.custom":  # a list: tracking.custom.0
+        if len(choice.path) > 1:  # of a list: tracking.custom.0, data.sources.0
             field = ".".join(choice.path)
         described[field] = describe_plugin(choice.name, choice.load())
     return described

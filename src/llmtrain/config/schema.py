@@ -4,10 +4,19 @@ Sections are frozen and strict, with a docstring under each field: docs/config.m
 from them. Checks that need several fields are in a section's `problems`, so that all are reported at once.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
-from llmtrain.config.data import DataConfig, DataSection, ExampleDataSection, PluginDataSection, PythonStdlibSection
+from llmtrain.config.data import (
+    DataConfig,
+    DataSection,
+    ExampleDataSection,
+    PluginDataSection,
+    PythonStdlibSection,
+    SourceSection,
+    data_sections,
+)
 from llmtrain.config.distributed import DistributedSection
 from llmtrain.config.launch import LaunchSection
 from llmtrain.config.logging import LoggingSection
@@ -53,7 +62,8 @@ class Config(Section):
         if isinstance(self.model, HfCausalLmSection):
             yield from self._lora_problems(self.model.lora)
             return
-        if isinstance(self.data, ExampleDataSection) and self.data.packing and self.model.name in KINDS["model"]:
+        first = next(iter(data_sections(self.data)))  # all sources of a mixture have the same packing
+        if isinstance(first, ExampleDataSection) and first.packing and self.model.name in KINDS["model"]:
             yield (
                 ("model", "data"),
                 f"data.packing is true, but model {self.model.name} does not keep packed examples separate. Set "
@@ -134,6 +144,7 @@ SECTIONS: dict[str, type[Section]] = {
     "plan": PlanSection,
 }
 """Section -> its class; of a section with several kinds, their base class."""
+SOURCES = "data.sources"
 EXAMPLE_DATA = tuple(name for name, kind in KINDS["data"].items() if issubclass(kind, ExampleDataSection))
 
 
@@ -192,7 +203,19 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any
             continue
         for field in sorted({*before, *after}):
             if before.get(field) != after.get(field):
-                found.append((f"{section}.{field}", before.get(field), after.get(field)))
+                found += _field_differences(f"{section}.{field}", before.get(field), after.get(field))
+    return found
+
+
+def _field_differences(path: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
+    """One for the field, or for each differing field of each source of a mixture."""
+    if path != SOURCES or not isinstance(old, list) or not isinstance(new, list) or len(old) != len(new):
+        return [(path, old, new)]
+    found = []
+    for number, (before, after) in enumerate(zip(old, new, strict=True)):
+        for field in sorted({*before, *after}):
+            if before.get(field) != after.get(field):
+                found.append((f"{path}.{number}.{field}", before.get(field), after.get(field)))
     return found
 
 
@@ -232,7 +255,11 @@ def may_change(path: str) -> bool:
     if section not in SECTIONS:
         return False
     markers = list(Config.model_fields[section].metadata)
-    for kind in classes_of(section):
+    kinds = classes_of(section)
+    if path.startswith(f"{SOURCES}."):  # data.sources.0.files
+        kinds = [SourceSection, *kinds]
+        field = re.sub(r"^sources\.\d+\.", "", field)
+    for kind in kinds:
         if field in kind.model_fields:
             markers += kind.model_fields[field].metadata
     return any(isinstance(marker, ResumeMarker) for marker in markers)
