@@ -26,6 +26,7 @@ DATA = {
     "hf_text": "llmtrain.data.text.hf_text:HFText",
     "instruct_jsonl": "llmtrain.data.examples.instruct_jsonl:InstructJsonl",
     "chat_jsonl": "llmtrain.data.examples.chat_jsonl:ChatJsonl",
+    "mixture": "llmtrain.data.mixture.prepare:Mixture",
 }
 
 TRACKERS = {

@@ -40,6 +40,31 @@ class PreparedData:
     fingerprint: str
     """SHA-256 over all tokens: equal fingerprints mean equal data, on any machine."""
 
+    @property
+    def is_text(self) -> bool:
+        return isinstance(self.val, TokenStore)
+
+    @property
+    def val_tokens(self) -> int:
+        return len(self.val)
+
+
+@dataclass(frozen=True)
+class PreparedMixture:
+    """The tokenized data of several sources, in their order."""
+
+    tokenizer: Tokenizer
+    sources: list[PreparedData]
+    fingerprint: str
+
+    @property
+    def is_text(self) -> bool:
+        return self.sources[0].is_text
+
+    @property
+    def val_tokens(self) -> int:
+        return sum(source.val_tokens for source in self.sources)
+
 
 class DataModule(ABC):
     class Options(BaseModel):
@@ -69,7 +94,7 @@ class DataModule(ABC):
         }
 
     @abstractmethod
-    def prepare(self, threads: int) -> PreparedData:
+    def prepare(self, threads: int) -> PreparedData | PreparedMixture:
         """Open the tokenized data; build it first if it is not cached."""
 
 

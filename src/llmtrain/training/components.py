@@ -20,7 +20,7 @@ from llmtrain.core.logs import warn
 from llmtrain.core.progress import phase
 from llmtrain.core.redact import redact_values
 from llmtrain.core.seeds import derive_seed
-from llmtrain.data.base import DataModule, PreparedData
+from llmtrain.data.base import DataModule, PreparedData, PreparedMixture
 from llmtrain.data.batches import Batch, EvalBatches, TrainBatches
 from llmtrain.data.content_hash import files_sha256
 from llmtrain.data.make_batches import least_width, make_batches
@@ -46,7 +46,7 @@ GPU_ATTENTION = ("flash_attention_2", "flex_attention")
 class Components:
     """Data and model of a run."""
 
-    prepared: PreparedData
+    prepared: PreparedData | PreparedMixture
     adapter: ModelAdapter
     train_batches: TrainBatches
     eval_batches: EvalBatches
@@ -231,7 +231,7 @@ def base_sha256(adapter: ModelAdapter, cache_dir: str) -> str | None:
 
 
 def resume_fingerprint(
-    config: Config, prepared: PreparedData, adapter: ModelAdapter, world: World, micro_batches: int
+    config: Config, prepared: PreparedData | PreparedMixture, adapter: ModelAdapter, world: World, micro_batches: int
 ) -> dict[str, Any]:
     """What a checkpoint records so that a resume can check whether config, data and code are unchanged."""
     base = adapter.base_model()

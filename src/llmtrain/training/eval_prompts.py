@@ -11,7 +11,7 @@ from llmtrain.core.files import write_json
 from llmtrain.core.logs import log
 from llmtrain.core.redact import redact_values
 from llmtrain.core.text import one_line
-from llmtrain.data.base import PreparedData
+from llmtrain.data.base import PreparedData, PreparedMixture
 from llmtrain.data.examples.prompts import prompt_prefix, prompt_text
 from llmtrain.distributed.world import World
 from llmtrain.errors import DataError
@@ -31,7 +31,7 @@ class EvalPrompts:
     config: Config
     run: RunDirectory
     model: ModelHandle
-    prepared: PreparedData
+    prepared: PreparedData | PreparedMixture
     world: World
 
     def answer(self, is_interrupted: Callable[[], bool]) -> list[dict[str, str]] | None:

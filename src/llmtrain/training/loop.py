@@ -18,7 +18,6 @@ from llmtrain.core.fault_injection import inject_fault
 from llmtrain.core.files import is_full
 from llmtrain.core.logs import warn
 from llmtrain.data.batches import Batch, TrainBatches
-from llmtrain.data.store.token_store import TokenStore
 from llmtrain.data.tokenizers.base import TokenBytes
 from llmtrain.distributed.batch_split import MicroBatchRange
 from llmtrain.distributed.world import World
@@ -254,7 +253,7 @@ class Trainer:
     def _token_bytes(self) -> TokenBytes | None:
         """None for examples: only part of their text counts."""
         prepared = self.components.prepared
-        return prepared.tokenizer.token_bytes() if isinstance(prepared.val, TokenStore) else None
+        return prepared.tokenizer.token_bytes() if prepared.is_text else None
 
     def _evaluate(self) -> None:
         with self._paused("evaluating"):

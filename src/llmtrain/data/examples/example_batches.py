@@ -177,7 +177,7 @@ class ExampleBatches(TrainBatches):
     def describe_samples(self, step: int) -> str:
         numbers = range((step - 1) * self.micro_batches, step * self.micro_batches)
         examples = self.samples.examples(np.concatenate([self._samples_of(number) for number in numbers]))
-        return f"{super().describe_samples(step)} ({_locations(self.samples.store, examples)})"
+        return f"{super().describe_samples(step)} ({locations(self.samples.store, examples)})"
 
     def _samples_of(self, number: int) -> Indexes:
         epoch, index = divmod(number, self.steps_in_epoch * self.micro_batches)
@@ -237,7 +237,7 @@ class ExampleEvalBatches(EvalBatches):
         return self._order[first : first + self.size]
 
 
-def _locations(store: ExampleStore, examples: list[int], limit: int = 3) -> str:
+def locations(store: ExampleStore, examples: list[int], limit: int = 3) -> str:
     """`train.jsonl lines 4, 17, 230, ...`"""
     numbers: dict[SourceFile, list[str]] = {}
     for file, number in map(store.location, examples[:limit]):
