@@ -6,8 +6,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from llmtrain.config.data import MixtureSection
 from llmtrain.config.document import KeyPath
+from llmtrain.config.mixture import MixtureSection
 from llmtrain.config.problems import Problems, describe_error, describe_unknown, describe_unknown_kind, shown
 from llmtrain.config.schema import PLUGIN_SECTIONS, SECTIONS, section_class
 from llmtrain.config.section import Section

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmtrain.config.data import MixtureSection, PluginDataSection
+from llmtrain.config.data import PluginDataSection
 from llmtrain.config.document import Document, KeyPath
+from llmtrain.config.mixture import MixtureSection
 from llmtrain.config.model import PluginModelSection
 from llmtrain.config.problems import Problems
 from llmtrain.config.schema import Config

@@ -8,18 +8,11 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
-from llmtrain.config.data import (
-    DataConfig,
-    DataSection,
-    ExampleDataSection,
-    PluginDataSection,
-    PythonStdlibSection,
-    SourceSection,
-    data_sections,
-)
+from llmtrain.config.data import DataSection, ExampleDataSection, PluginDataSection, PythonStdlibSection
 from llmtrain.config.distributed import DistributedSection
 from llmtrain.config.launch import LaunchSection
 from llmtrain.config.logging import LoggingSection
+from llmtrain.config.mixture import DataConfig, SourceSection, data_sections
 from llmtrain.config.model import (
     GptSection,
     HfCausalLmSection,

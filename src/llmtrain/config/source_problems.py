@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from llmtrain.config.data import SHARED_FIELDS, SourceSection
 from llmtrain.config.document import KeyPath
+from llmtrain.config.mixture import SHARED_FIELDS, SourceSection
 from llmtrain.config.problems import describe_error, describe_unknown_kind, shown
 from llmtrain.config.schema import KINDS, section_class
 from llmtrain.config.section import Section
@@ -45,13 +45,12 @@ def _problems(
         if name in fields:
             del fields[name]
             yield (name,), f"{name} of a source belongs to the mixture. Remove it, and set data.{name}."
-    name = fields.get("name")
-    if name == "mixture":
+    if fields.get("name") == "mixture":
         yield ("name",), "data.name: a source cannot be a mixture. List its sources here."
         return
-    kind = section_class("data", fields) if name is not None else None
-    if kind is None or (name not in KINDS["data"] and not is_plugin(str(name))):
-        yield ("name",), describe_unknown_kind("data", {"name": name})[1]
+    kind = section_class("data", fields) if "name" in fields else None
+    if kind is None or (fields["name"] not in KINDS["data"] and not is_plugin(fields["name"])):
+        yield ("name",), describe_unknown_kind("data", {"name": fields.get("name")})[1]
         return
     for path, text in check(kind, fields):
         yield path[1:], text

@@ -1,6 +1,7 @@
 """Training and validation batches for either kind of data, running text or examples, and for mixtures of sources."""
 
-from llmtrain.config.data import DataSection, ExampleBatchesSection, MixtureSection
+from llmtrain.config.data import DataSection, ExampleBatchesSection
+from llmtrain.config.mixture import MixtureSection
 from llmtrain.core.seeds import derive_seed
 from llmtrain.data.base import PreparedData, PreparedMixture
 from llmtrain.data.batches import EvalBatches, TrainBatches

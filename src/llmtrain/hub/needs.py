@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from llmtrain.config.data import DataSection, HubDatasetSection
+from llmtrain.config.mixture import data_sections
 from llmtrain.config.model import HfCausalLmSection, ModelSection
 from llmtrain.hub.find import looks_like_path
 
@@ -27,8 +28,16 @@ def hub_needs(model: ModelSection, data: DataSection) -> HubNeeds:
     if isinstance(model, HfCausalLmSection) and not model.local_files_only:
         needs_model = _is_name(model.path)
         needs_tokenizer = _is_name(model.tokenizer_path)
-    needs_dataset = isinstance(data, HubDatasetSection) and not _reads_files(data) and _is_name(data.dataset_name)
-    return HubNeeds(needs_model, needs_tokenizer, needs_dataset, gpt2=data.tokenizer == "gpt2")
+    return HubNeeds(needs_model, needs_tokenizer, bool(needed_datasets(data)), gpt2=data.tokenizer == "gpt2")
+
+
+def needed_datasets(data: DataSection) -> list[HubDatasetSection]:
+    """The data sections that read a dataset of the hub: of a mixture there may be several."""
+    sections = []
+    for section in data_sections(data):
+        if isinstance(section, HubDatasetSection) and not _reads_files(section) and _is_name(section.dataset_name):
+            sections.append(section)
+    return sections
 
 
 def _reads_files(data: HubDatasetSection) -> bool:

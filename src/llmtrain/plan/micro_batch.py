@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from llmtrain.config.data import ExampleBatchesSection
+from llmtrain.config.mixture import data_sections
 from llmtrain.config.schema import Config
 from llmtrain.errors import LlmtrainError
 from llmtrain.models.losses import CHUNK_ELEMENTS
@@ -97,7 +98,7 @@ def _step_memory(config: Config, target: Target, sequences: int, tokens: int, ha
         states += estimate.gradients
         if trainer.max_steps != 1:  # the first update allocates them
             states += estimate.optimizer
-    has_prompts = isinstance(config.data, ExampleBatchesSection)
+    has_prompts = isinstance(data_sections(config.data)[0], ExampleBatchesSection)
     return _StepMemory(
         states=states,
         per_sequence=per_sequence,

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.config.data import ExampleBatchesSection
+from llmtrain.config.mixture import data_sections
 from llmtrain.config.schema import Config
 from llmtrain.distributed.batch_split import micro_batches_in_step
 from llmtrain.errors import ExitCode, LlmtrainError
@@ -146,7 +147,7 @@ def planned_steps(config: Config) -> int | None:
 
 def tokens_per_step(config: Config, target: Target) -> float | None:
     """None where examples are not packed: their lengths are not known before the data is read."""
-    data = config.data
+    data = data_sections(config.data)[0]  # all sources of a mixture have the same packing
     if isinstance(data, ExampleBatchesSection) and not data.packing:
         return None
     trainer = config.trainer

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmtrain.config.schema import EXAMPLE_DATA, Config
+from llmtrain.config.mixture import has_examples
+from llmtrain.config.schema import Config
 from llmtrain.core.arguments import Sampling
 from llmtrain.core.files import write_json
 from llmtrain.core.logs import log
@@ -105,7 +106,7 @@ class EvalPrompts:
     def _has_examples(self) -> bool:
         """Whether prompts are formatted like the examples. The format of a user's own dataset is unknown, so there a
         prompt is the text itself."""
-        return self.config.data.name in EXAMPLE_DATA
+        return has_examples(self.config.data)
 
     def _agree(self, token: int, is_stopped: bool) -> int | None:
         """Rank 0's token, or None if any rank stops: one collective per token. Logits may differ between ranks in the

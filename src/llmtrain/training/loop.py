@@ -28,6 +28,7 @@ from llmtrain.training.context import RunContext
 from llmtrain.training.eval_prompts import EvalPrompts
 from llmtrain.training.evaluate import evaluate
 from llmtrain.training.memory_errors import out_of_memory
+from llmtrain.training.mixture import source_scores, source_use
 from llmtrain.training.schedule import lr_at
 from llmtrain.training.step import Stepper, StepResult, TokenCounts
 from llmtrain.training.throughput import Activity, Throughput, Timing, peak_memory_bytes
@@ -170,6 +171,7 @@ class Trainer:
             "train/grad_norm": float(result.grad_norm),
             "train/tokens": self.state.tokens,
             "train/epoch": self._epochs(),
+            **source_use(self.train_batches, step),
         }
         rate = self.throughput.read()
         seconds_left = self._seconds_left()
@@ -284,6 +286,7 @@ class Trainer:
             metrics = {"val/loss": result.loss, "val/perplexity": result.perplexity, "val/is_best": float(is_best)}
             if result.bits_per_byte is not None:
                 metrics["val/bits_per_byte"] = state.last_bits_per_byte = result.bits_per_byte
+            metrics |= source_scores(result)
             self.tracker.log(step, {**metrics, **self._epoch_metrics()})
             if answers and self.world.is_first:
                 self._save_answers(answers)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from llmtrain.config.data import MixtureSection
+from llmtrain.config.mixture import MixtureSection
 from llmtrain.core.targets import IGNORE_INDEX
 from llmtrain.data.batches import Batch, EvalBatches, EvalGroup, SourceProgress, TrainBatches
 from llmtrain.data.examples.selection import Indexes
@@ -80,7 +80,8 @@ class MixedBatches(TrainBatches):
         return join(parts, np.concatenate(places), number * self.size)
 
     def first_shape(self) -> tuple[int, int]:
-        return tuple(self[0].inputs.shape)
+        sequences, tokens = self[0].inputs.shape
+        return sequences, tokens
 
     def steps_in(self, epochs: int) -> int:
         return -(-epochs * self._epoch_samples // self._step_samples)
@@ -104,10 +105,9 @@ class MixedBatches(TrainBatches):
         """Of the first steps: other weights later may have shorter samples."""
         sample_count = max(1, self.schedule.last_sample(1024 * self._step_samples))
         counts = self.schedule.counts(sample_count)
-        tokens = sum(
-            count * source.samples.tokens / len(source.samples)
-            for count, source in zip(counts.tolist(), self.sources, strict=True)
-        )
+        tokens = 0.0
+        for count, source in zip(counts.tolist(), self.sources, strict=True):
+            tokens += count * source.samples.tokens / len(source.samples)
         return self._step_samples * tokens / sample_count
 
     def source_progress(self, step: int) -> dict[str, SourceProgress]:

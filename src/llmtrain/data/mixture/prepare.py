@@ -1,4 +1,4 @@
-"""`mixture`: opens or builds the token store of each source. Each has its own, so that other weights need no new one."""
+"""`mixture`: opens or builds the token store of each source; other weights need no new one."""
 
 import hashlib
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from llmtrain import registry
-from llmtrain.config.data import MixtureSection
+from llmtrain.config.mixture import MixtureSection
 from llmtrain.config.source_problems import of_source
 from llmtrain.data.base import DataModule, PreparedData, PreparedMixture
 from llmtrain.errors import DataError, LlmtrainError

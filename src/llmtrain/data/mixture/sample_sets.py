@@ -1,8 +1,8 @@
 """What a source of a mixture offers: samples by their number, counted over all epochs of the source.
 
-    SampleSet        length, tokens, batch(numbers)
-    ├── WindowSet    windows of running text
-    └── ExampleSet   examples, or sequences of packed examples
+SampleSet        length, tokens, batch(numbers)
+├── WindowSet    windows of running text
+└── ExampleSet   examples, or sequences of packed examples
 """
 
 from abc import ABC, abstractmethod

@@ -207,10 +207,10 @@ class Segment:
 class Quotas:
     """How many samples of each source come before each border of blocks.
 
-    At the border of N samples a source with share w has floor(w N) or ceil(w N), and not less than at the border before.
-    Rounding shares border by border would break the second rule for shares below 1/1024. Which sources are rounded up is
-    decided border by border: those whose next sample is due first (earliest deadline first, which finds a solution if
-    there is one, and exact shares are one). Counts repeat after a number of blocks, so the table is finite.
+    At the border of N samples a source with share w has floor(w N) or ceil(w N), and no fewer than at the border
+    before. Rounding w N at each border alone would break the second rule for shares below 1/1024. Instead, those
+    sources are rounded up whose next sample is due first: earliest deadline first finds a solution if there is one, and
+    there is one because exact shares are. Counts repeat after a number of blocks, so the table is finite.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
