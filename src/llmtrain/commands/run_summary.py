@@ -10,6 +10,7 @@ from llmtrain.commands.options import DEFAULT_ROOT
 from llmtrain.commands.run_tables import count_text, loss_text, plain
 from llmtrain.core.text import first_names, plural
 from llmtrain.runs.listing import age_of
+from llmtrain.runs.sources import source_table
 
 Row = dict[str, Any]
 LABEL_WIDTH = 12
@@ -37,7 +38,10 @@ def summary_lines(value: Row) -> list[str]:
     }
     show = f"llmtrain runs show {shlex.quote(_argument(value))}"
     facts |= {"curves": f"{show} --plot", "everything": f"{show} --all"}
-    return [f"{name:{LABEL_WIDTH}}  {fact}" for name, fact in facts.items() if fact is not None]
+    lines = [f"{name:{LABEL_WIDTH}}  {fact}" for name, fact in facts.items() if fact is not None]
+    if value["sources"]:
+        lines += ["", *source_table(value["sources"])]
+    return lines
 
 
 def _argument(value: Row) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from llmtrain.plan.cost import cost_of_run
 from llmtrain.runs.explain import HEALTHY, Why, explain_local, last_report
 from llmtrain.runs.json_values import dictionary, epoch, finite, integer, short_text
+from llmtrain.runs.sources import source_rows
 from llmtrain.runs.state import RunState, state_after
 from llmtrain.runs.view import RankView, RunView
 
@@ -39,6 +40,7 @@ def run_row(view: RunView) -> Values:
         **_setting(view),
         "started": epoch(view.meta.get("started_at")),
         "updated": view.updated,
+        "sources": source_rows(train, val),
     }
 
 
