@@ -91,12 +91,12 @@ def _source_schema(definitions: dict[str, Any]) -> dict[str, Any]:
     for kind in (*KINDS["data"].values(), PLUGIN_SECTIONS["data"]):
         if kind is MixtureSection:
             continue
-        definition = definitions[kind.__name__]
-        fields = {name: value for name, value in definition["properties"].items() if name not in SHARED_FIELDS}
-        variants.append(
-            {**definition, "properties": {**fields, **source["properties"]}, "required": ["name", "weight"]}
-        )
-    return {"anyOf": variants, "description": source["description"]}
+        fields = dict(source["properties"])
+        for name in definitions[kind.__name__]["properties"]:
+            if name not in SHARED_FIELDS:
+                fields[name] = {"$ref": f"#/$defs/{kind.__name__}/properties/{name}"}
+        variants.append({"properties": fields, "required": ["name", "weight"], "additionalProperties": False})
+    return {"type": "object", "anyOf": variants, "description": source["description"]}
 
 
 def _accept_installed(schema: dict[str, Any], field: str) -> None:
