@@ -44,6 +44,7 @@ COMMANDS = {
         "fetch-data": "Download a dataset from the Hugging Face hub.",
         "prefetch": "Download everything a config names on the hub.",
         "tokenizer": "Train a tokenizer.",
+        "data": "Look at the data of a config: sources, samples, lengths, duplicates.",
         "sync": "Copy a run directory to S3.",
     },
     "Machines and processes": {
@@ -75,5 +76,5 @@ NOT_AVAILABLE = {
     "sweep": "Run `llmtrain train --set FIELD=VALUE` per value, then `llmtrain runs compare RUNS --group-by FIELD`.",
 }
 """Commands that people look for and llmtrain does not have -> what to do instead."""
-GROUPS = ("secret", "guard", "cluster", "presets", "runs", "tokenizer")
+GROUPS = ("secret", "guard", "cluster", "presets", "runs", "tokenizer", "data")
 MODULES = {"eval": "evaluate"}

@@ -3,8 +3,8 @@ weights. All of it does nothing for other data."""
 
 from llmtrain.checkpoint.checkpoint import Checkpoint
 from llmtrain.compat.upgrade import upgraded_values
+from llmtrain.config.data import DataSection
 from llmtrain.config.mixture import MixtureSection, StageSection
-from llmtrain.config.schema import Config
 from llmtrain.core.logs import log
 from llmtrain.core.text import plural
 from llmtrain.data.batches import TrainBatches
@@ -46,15 +46,14 @@ def source_scores(result: EvalResult) -> Metrics:
     return metrics
 
 
-def with_recorded_weights(config: Config, checkpoint: Checkpoint | None) -> Config:
-    """The config of a run that is resumed with other weights: the recorded ones up to the step of the checkpoint, the
-    new ones from the next step on. So the run still reads what follows the samples that it has read."""
-    data = config.data
+def with_recorded_weights(data: DataSection, checkpoint: Checkpoint | None) -> DataSection:
+    """The data of a run that is resumed with other weights: the recorded ones up to the step of the checkpoint, the new
+    ones from the next step on. So the run still reads what follows the samples that it has read."""
     if checkpoint is None or not isinstance(data, MixtureSection):
-        return config
+        return data
     values = upgraded_values(checkpoint.state()["config"]).get("data", {})
     if values.get("name") != "mixture" or len(values["sources"]) != len(data.sources):
-        return config
+        return data
     recorded = MixtureSection(**values)
     sources = []
     for source, before in zip(data.sources, recorded.sources, strict=True):
@@ -64,4 +63,4 @@ def with_recorded_weights(config: Config, checkpoint: Checkpoint | None) -> Conf
     if following != recorded.weights_at(checkpoint.step):
         stages.append(StageSection(from_step=checkpoint.step + 1, weights=following))
     stages += [stage for stage in data.stages if stage.from_step > checkpoint.step + 1]
-    return config.with_values("data", sources=sources, stages=stages)
+    return data.model_copy(update={"sources": sources, "stages": stages})

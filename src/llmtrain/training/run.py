@@ -122,7 +122,8 @@ def run_training(
         resumption = ownership.resumption
         config, threads = rank0(lambda: _with_recorded_values(config, resumption, world))
         if resumption and allow_config_change:
-            config = rank0(lambda: with_recorded_weights(config, resumption.checkpoint))
+            data = rank0(lambda: with_recorded_weights(config.data, resumption.checkpoint))
+            config = config.model_copy(update={"data": data})
         if resumption:
             rank0(lambda: check_config(resumption, config, world.world_size, allow_config_change))
             if result := rank0(lambda: finished_result(config, resumption, allow_config_change)):

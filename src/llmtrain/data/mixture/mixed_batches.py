@@ -126,6 +126,10 @@ class MixedBatches(TrainBatches):
             parts.append(f"{each.label}: {each.samples.describe(numbers[sources == source])}")
         return f"{super().describe_samples(step)} ({'; '.join(parts)})"
 
+    def labels_of(self, number: int) -> list[str]:
+        """The source of each sample of a micro-batch."""
+        return [self.sources[source].label for source in self._samples_of(number)[0]]
+
     def _samples_of(self, number: int) -> tuple[Indexes, Indexes]:
         """The source of each sample of a micro-batch, and its number there."""
         step, micro = divmod(number, self.micro_batches)
