@@ -7,6 +7,7 @@ import typer
 from llmtrain.commands.options import ConfigOption, JsonOption, SetOption, show
 
 if TYPE_CHECKING:
+    from llmtrain.config.schema import Config
     from llmtrain.data.inspection import OpenedData
 
 app = typer.Typer(help="Look at the data of a config before training.", no_args_is_help=True)
@@ -27,13 +28,13 @@ def show_command(
     """Show sources, sizes and shares, and samples as the model gets them: what it is trained on, and what not."""
     from llmtrain.commands.data_text import print_samples, source_table
 
-    opened = _open(config, set_)
+    loaded, opened = _open(config, set_)
     from llmtrain.data import inspection
 
     value: dict[str, Any] = {
         "tokenizer": opened.tokenizer.kind,
         "vocab_size": opened.tokenizer.vocab_size,
-        "block_size": opened.config.model.block_size,
+        "block_size": loaded.model.block_size,
         "sources": inspection.source_facts(opened),
         "samples": inspection.samples(opened, samples),
     }
@@ -47,15 +48,15 @@ def stats_command(config: ConfigOption = None, set_: SetOption = None, json_: Js
     """Count lengths of documents or examples, what the context length cuts off, and exact duplicates."""
     from llmtrain.commands.data_text import stats_lines
 
-    opened = _open(config, set_)
+    loaded, opened = _open(config, set_)
     from llmtrain.data.statistics import statistics
 
     sources = [(source.label, source.prepared) for source in opened.sources]
-    rows = statistics(sources, opened.tokenizer.end_of_text, opened.config.model.block_size)
+    rows = statistics(sources, opened.tokenizer.end_of_text, loaded.model.block_size)
     show(json_, {"sources": rows}, "\n".join(stats_lines(rows)))
 
 
-def _open(config: str | None, set_: list[str] | None) -> "OpenedData":
+def _open(config: str | None, set_: list[str] | None) -> tuple["Config", "OpenedData"]:
     from llmtrain.config.load import load_config
     from llmtrain.core.logs import setup_logging
     from llmtrain.training.requirements import check_requirements
@@ -65,4 +66,4 @@ def _open(config: str | None, set_: list[str] | None) -> "OpenedData":
     check_requirements(config or "the config", [loaded.data])
     from llmtrain.data.inspection import open_sources  # imports torch
 
-    return open_sources(loaded)
+    return loaded, open_sources(loaded.data, loaded.model, loaded.trainer, loaded.run)

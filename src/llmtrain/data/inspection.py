@@ -8,7 +8,9 @@ import numpy as np
 
 from llmtrain.config.data import DataSection
 from llmtrain.config.mixture import MixtureSection
-from llmtrain.config.schema import Config
+from llmtrain.config.model import ModelSection
+from llmtrain.config.run import RunSection
+from llmtrain.config.trainer import TrainerSection
 from llmtrain.core.targets import IGNORE_INDEX
 from llmtrain.data.base import PreparedData, PreparedMixture
 from llmtrain.data.batches import Batch, TrainBatches
@@ -37,28 +39,27 @@ class OpenSource:
 
 @dataclass(frozen=True)
 class OpenedData:
-    config: Config
+    trainer: TrainerSection
     tokenizer: Tokenizer
     sources: list[OpenSource]
     batches: TrainBatches
 
 
-def open_sources(config: Config) -> OpenedData:
+def open_sources(data: DataSection, model: ModelSection, trainer: TrainerSection, run: RunSection) -> OpenedData:
     """The data of a config, tokenized if it is not yet."""
-    prepared = open_data(config.data, config.model, config.run.seed).prepare(config.run.threads or 1)
-    trainer = config.trainer
+    prepared = open_data(data, model, run.seed).prepare(run.threads or 1)
     batches, _ = make_batches(
         prepared,
-        config.data,
-        block_size=config.model.block_size,
+        data,
+        block_size=model.block_size,
         micro_batch_size=trainer.micro_batch_size,
         micro_batches=trainer.grad_accum_steps,
-        seed=config.run.seed,
+        seed=run.seed,
         vocab_size=prepared.tokenizer.vocab_size,
         eval_limit=trainer.eval_batches,
         can_pack=True,
     )
-    return OpenedData(config, prepared.tokenizer, _sources(config.data, prepared), batches)
+    return OpenedData(trainer, prepared.tokenizer, _sources(data, prepared), batches)
 
 
 def _sources(data: DataSection, prepared: PreparedData | PreparedMixture) -> list[OpenSource]:
@@ -75,7 +76,7 @@ def _sources(data: DataSection, prepared: PreparedData | PreparedMixture) -> lis
 
 def source_facts(opened: OpenedData) -> list[Values]:
     """One row per source."""
-    steps = None if opened.config.trainer.max_epochs else opened.config.trainer.steps
+    steps = None if opened.trainer.max_epochs else opened.trainer.steps
     used = opened.batches.source_progress(opened.batches.available_steps(steps)) if steps else {}
     total = sum(source.weight for source in opened.sources)
     rows = []
