@@ -14,6 +14,7 @@ from llmtrain.config.section import (
     CountOrZero,
     MayChange,
     Names,
+    PositiveInt,
     Problem,
     Section,
     Text,
@@ -50,6 +51,17 @@ class FilesSection(HeldOutSection):
     """Training files or globs. Text must be UTF-8 without NUL characters; a byte order mark is removed."""
     val_files: MayChange[Names] = []
     """Validation files or globs. Empty holds out `val_fraction` of the training text."""
+    split_by: Literal["position", "hash"] = "position"
+    """What is held out where no validation data is given: `position` the end of the text, `hash` whole documents,
+    chosen by a hash of their text, so that a document stays in its split when others are added."""
+    max_documents: PositiveInt | None = None
+    """Read at most this number of documents for training, and at most this number for validation, for trying things
+    out. null reads all."""
+    deduplicate: bool = False
+    """Leave out documents that are exactly equal to an earlier one; of the validation data also those that are in the
+    training data."""
+    add_bos: bool = False
+    """Begin every document with what the tokenizer puts before a text (BOS), for models that were trained so."""
 
 
 class HubDatasetSection(HeldOutSection):

@@ -103,6 +103,10 @@ class MixtureSection(DataSection):
     stages: list[StageSection] = []
     """Other weights from a step on, in order of `from_step`, such as more curated text at the end."""
 
+    deduplicate: bool = False
+    """Leave out documents of text that are exactly equal to an earlier one of the same source, or to one of a source
+    that is listed before."""
+
     def sections(self) -> list[DataSection]:
         """The data section that reads each source alone."""
         shared = {name: getattr(self, name) for name in SHARED_FIELDS}

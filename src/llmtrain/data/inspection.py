@@ -118,7 +118,7 @@ def samples(opened: OpenedData, count: int) -> list[Values]:
             if left[label]:
                 left[label] -= 1
                 found.append({"source": label, "parts": parts_of(batch, row, opened.tokenizer)})
-    found.sort(key=lambda sample: list(left).index(sample["source"]))
+    found.sort(key=lambda sample: list(left).index(str(sample["source"])))
     return found
 
 

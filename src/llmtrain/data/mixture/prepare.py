@@ -8,7 +8,7 @@ from typing import Any
 from llmtrain import registry
 from llmtrain.config.mixture import MixtureSection
 from llmtrain.config.source_problems import of_source
-from llmtrain.data.base import DataModule, PreparedData, PreparedMixture
+from llmtrain.data.base import DataModule, PreparedData, PreparedMixture, TextData
 from llmtrain.errors import DataError, LlmtrainError
 from llmtrain.plugins import plugin_errors
 
@@ -23,6 +23,14 @@ class Mixture(DataModule):
             data_class = registry.resolve("data.name", section.name, registry.DATA)
             with source_errors(config, index), plugin_errors(data_class, "__init__", DataError):
                 self.modules.append(data_class(section, seed))
+
+        if config.deduplicate:
+            earlier: list[TextData] = []
+            for module in self.modules:
+                if isinstance(module, TextData):
+                    module.deduplicates = True
+                    module.earlier = list(earlier)
+                    earlier.append(module)
 
     def identity(self) -> dict[str, Any]:
         return {"kind": "mixture", "sources": [module.identity() for module in self.modules]}
