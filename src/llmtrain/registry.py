@@ -27,6 +27,7 @@ DATA = {
     "instruct_jsonl": "llmtrain.data.examples.instruct_jsonl:InstructJsonl",
     "chat_jsonl": "llmtrain.data.examples.chat_jsonl:ChatJsonl",
     "preference_jsonl": "llmtrain.data.preferences.preference_jsonl:PreferenceJsonl",
+    "mixture": "llmtrain.data.mixture.prepare:Mixture",
 }
 
 OBJECTIVES = {

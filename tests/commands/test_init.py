@@ -174,6 +174,39 @@ class TestInit:
         assert trainer.max_steps == steps
         assert trainer.warmup_steps * 10 <= steps
 
+    def test_directories_of_text_become_a_mixture(self, cli, workdir: Path, cache: Path) -> None:
+        for name, count in (("web", 300), ("books", 100)):
+            (workdir / name).mkdir()
+            (workdir / name / "a.txt").write_text("words in a line\n" * count)
+        write_rows(workdir / "books" / "b.jsonl", list(self.DOCUMENTS))
+        (workdir / "notes.txt").write_text("a note\n" * 300)
+        done = cli("init", "--text", "web/", "books", "notes.txt")
+        assert done.code == 0, done.err
+        config = load_config("my.yaml")
+        assert config.data.labels() == ["web", "books", "notes"]
+        assert [section.text_column for section in config.data.sections()] == [None, "text", None]
+        assert sum(source.weight for source in config.data.sources) == pytest.approx(1, abs=0.002)
+        small = ["model.n_layers=1", "model.d_model=16", f"data.cache_dir={cache}", "run.threads=1"]
+        small += ["trainer.max_steps=2", "trainer.warmup_steps=0", "data.sources.0.weight=0.5"]
+        done = cli("train", "-c", "my.yaml", *(part for each in small for part in ("--set", each)))
+        assert done.code == 0, done.err
+
+    @pytest.mark.parametrize(("counts", "weights"), [((30, 10), [0.75, 0.25]), ((3000, 1000), [0.75, 0.25])])
+    def test_files_of_examples_become_a_mixture(
+        self, cli, workdir: Path, counts: tuple[int, int], weights: list[float]
+    ) -> None:
+        write_rows(
+            workdir / "a.jsonl", [{"instruction": f"q{number:04}", "output": "a"} for number in range(counts[0])]
+        )
+        chat = {"messages": [{"role": "user", "content": "q0000"}, {"role": "assistant", "content": "a"}]}
+        write_rows(workdir / "b.jsonl", [chat] * counts[1])
+        done = cli("init", "--instruct", "a.jsonl", "b.jsonl")
+        assert done.code == 0, done.err
+        data = load_config("my.yaml").data
+        assert [section.name for section in data.sections()] == ["instruct_jsonl", "chat_jsonl"]
+        assert [source.weight for source in data.sources] == pytest.approx(weights, abs=0.01)
+        assert {section.packing for section in data.sections()} == {counts[0] > 1000}
+
     def test_preset_is_copied(self, cli) -> None:
         assert cli("init", "--preset", "lora_instruct", "--to", "mine.yaml").code == 0
         assert load_config("mine.yaml") == load_config("lora_instruct")

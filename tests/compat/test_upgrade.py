@@ -289,7 +289,18 @@ class TestDowngrade:
         back = build_config(Document("test", downgrade(config.as_dict())), for_launch=True)
         assert back.with_values("distributed", master_port=None) == config
 
-    @pytest.mark.parametrize("kind", [*KINDS["model"], *KINDS["data"]])
+    def test_mixture_is_lost(self) -> None:
+        mixture = "data: {name: mixture, sources: [{name: dummy_text, weight: 1}]}\noutput: {run_id: demo}"
+        assert lost_in_v2(load(mixture).as_dict()) == ["data.name"]
+
+    @pytest.mark.parametrize("field", ["max_documents=3", "deduplicate=true", "split_by=hash", "add_bos=true"])
+    def test_choice_of_documents_is_lost(self, field: str) -> None:
+        sets = ["data.name=text_files", "data.files=a.txt", f"data.{field}"]
+        values = load("output: {run_id: demo}", *sets).as_dict()
+        assert lost_in_v2(values) == [f"data.{field.partition('=')[0]}"]
+        assert field.partition("=")[0] not in downgrade(values)["data"]
+
+    @pytest.mark.parametrize("kind", [*KINDS["model"], *sorted(KINDS["data"].keys() - {"mixture"})])
     def test_has_only_names_of_version_2(self, kind: str, repo: Path) -> None:
         """The recorded run has all of them."""
         recorded = yaml.safe_load((repo / "tests/first_version/runs/lora/config.yaml").read_text())

@@ -26,6 +26,8 @@ NAMES = {
     "full_finetune_small",
     "continue_pretrain",
     "lora_llama_1b",
+    "mixture_text",
+    "mixture_instruct",
     "k8s_gpu_4x1",
     "k8s_gpu_64x8",
     *(f"k8s_{kind}" for kind in KINDS),

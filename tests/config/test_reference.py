@@ -103,7 +103,10 @@ def accepts(schema: Any, value: Any, root: dict[str, Any]) -> bool:
     if isinstance(schema, bool):
         return schema
     if "$ref" in schema:
-        return accepts(root["$defs"][schema["$ref"].rpartition("/")[2]], value, root)
+        target: Any = root
+        for name in schema["$ref"].removeprefix("#/").split("/"):
+            target = target[name]
+        return accepts(target, value, root)
     if "oneOf" in schema:
         return sum(accepts(each, value, root) for each in schema["oneOf"]) == 1
     if "anyOf" in schema:
@@ -150,6 +153,10 @@ def test_json_schema_accepts_presets_and_each_names_it(preset: str) -> None:
         ({"launch": {"nodes": "2:4", "env": {"N": 3}, "resources": {"cpu": 8}}}, True),
         ({"model": {"name": "mine:Bag", "options": {"width": 3}}, "data": {"name": "a.b:C"}}, True),
         ({"tracking": {"custom": [{"name": "mine:Csv"}]}}, True),
+        ({"data": {"name": "mixture", "sources": [{"name": "text_files", "files": "a", "weight": 1}]}}, True),
+        ({"data": {"name": "mixture", "sources": [{"name": "text_files", "files": "a"}]}}, False),
+        ({"data": {"name": "mixture", "sources": [{"name": "dummy_text", "files": "a", "weight": 1}]}}, False),
+        ({"data": {"name": "mixture", "sources": [{"name": "dummy_text", "tokenizer": "a", "weight": 1}]}}, False),
         ({"model": {"name": "mine:Bag", "d_model": 64}}, False),
         ({"model": {"name": "gpt", "options": {}}}, False),
         ({"schema_version": 2}, False),

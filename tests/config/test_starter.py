@@ -5,14 +5,16 @@ import math
 import pytest
 import yaml
 
-from llmtrain.config.starter import ExampleSizes, examples_config
+from llmtrain.config.starter import ExampleSizes, ExampleSource, examples_config
 
 
 @pytest.mark.parametrize("examples", [2, 5, 50, 300, 4000, 100_000])
 @pytest.mark.parametrize("tokens", [35, 120, 400, 1500])
 def test_length_batch_and_steps_follow_from_the_examples(examples: int, tokens: int) -> None:
     document = yaml.safe_load(
-        examples_config("a.jsonl", "instruct_jsonl", {}, ExampleSizes(examples, tokens, tokens), "my.yaml")
+        examples_config(
+            [ExampleSource("a.jsonl", "instruct_jsonl", {}, ExampleSizes(examples, tokens, tokens))], "my.yaml"
+        )
     )
     block_size, trainer = document["model"]["block_size"], document["trainer"]
     assert tokens < block_size <= max(128, 3 * tokens), "no example is truncated, and memory is not wasted"
@@ -30,5 +32,5 @@ def test_length_batch_and_steps_follow_from_the_examples(examples: int, tokens: 
 
 def test_longest_block_is_bounded() -> None:
     sizes = ExampleSizes(1000, 50_000, 90_000)
-    document = yaml.safe_load(examples_config("a.jsonl", "chat_jsonl", {}, sizes, "my.yaml"))
+    document = yaml.safe_load(examples_config([ExampleSource("a.jsonl", "chat_jsonl", {}, sizes)], "my.yaml"))
     assert (document["model"]["block_size"], document["trainer"]["micro_batch_size"]) == (2048, 1)

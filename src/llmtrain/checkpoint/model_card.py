@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from llmtrain.config.data import DataSection, ExampleFilesSection, FilesSection, HubDatasetSection
+from llmtrain.config.mixture import MixtureSection
 from llmtrain.config.model import HfCausalLmSection, ModelSection
 from llmtrain.config.schema import Config
 from llmtrain.core.redact import redact
@@ -14,7 +15,7 @@ from llmtrain.hub.find import looks_like_path
 from llmtrain.hub.model_names import HubModel
 
 _FIELDS = {
-    "data": ("name", "tokenizer", "packing", "train_on_prompt", "prompt_format"),
+    "data": ("name", "tokenizer", "packing", "train_on_prompt", "prompt_format", "sources", "stages"),
     "trainer": ("max_steps", "max_epochs", "micro_batch_size", "grad_accum_steps", "optimizer", "lr", "schedule"),
     "run": ("seed",),
 }
@@ -121,7 +122,9 @@ def _origin(model: ModelSection, data: DataSection, base: HubModel | None, base_
 
 
 def _source(data: DataSection) -> str:
-    """The file, hub dataset or files of a data section, else its name."""
+    """The file, hub dataset or files of a data section, of each source of a mixture; else its name."""
+    if isinstance(data, MixtureSection):
+        return ", ".join(_source(section) for section in data.sections())
     if isinstance(data, ExampleFilesSection) and data.train_file:
         return data.train_file
     if isinstance(data, HubDatasetSection) and data.dataset_name:

@@ -10,8 +10,9 @@ from llmtrain.errors import DataError, UsageError
 
 
 def command(
-    more_text: Annotated[
-        list[str] | None, typer.Argument(metavar="FILE", help="Further text files and directories for --text.")
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILE", help="Further files and directories for --text, or files for --instruct."),
     ] = None,
     text: Annotated[
         list[str] | None,
@@ -19,13 +20,16 @@ def command(
             "--text",
             metavar="PATH",
             help="Train a small GPT on text: files or directories of plain text, or a column of JSON, JSON lines, CSV, "
-            "TSV and Parquet files.",
+            "TSV and Parquet files. Several directories become a mixture of sources.",
         ),
     ] = None,
     instruct: Annotated[
         str | None,
         typer.Option(
-            "--instruct", metavar="FILE", help="Fine-tune a chat model on examples: JSON (lines), CSV, TSV or Parquet."
+            "--instruct",
+            metavar="FILE",
+            help="Fine-tune a chat model on examples: JSON (lines), CSV, TSV or Parquet. Several files become a "
+            "mixture.",
         ),
     ] = None,
     preferences: Annotated[
@@ -57,8 +61,8 @@ def command(
             "Pass one of --text, --instruct, --preferences and --preset.",
             remedy="For example: llmtrain init --text corpus/*.txt",
         )
-    if more_text and not text:
-        raise UsageError(f"Unexpected argument '{more_text[0]}'.", remedy="Further files belong to --text.")
+    if more and preset is not None:
+        raise UsageError(f"Unexpected argument '{more[0]}'.", remedy="Further files belong to --text or --instruct.")
     if text_column is not None and not text:
         raise UsageError("--text-column belongs to --text.", remedy="Remove it.")
     target = Path(to).expanduser()
@@ -67,9 +71,9 @@ def command(
     if target.exists():
         raise UsageError(f"{to} already exists and is not replaced.", remedy="Pass another file with --to.")
     if text:
-        content = _for_text([*text, *(more_text or [])], text_column, to)
+        content = _for_text([*text, *(more or [])], text_column, to)
     elif instruct is not None:
-        content = _for_examples(instruct, to)
+        content = _for_examples([instruct, *(more or [])], to)
     elif preferences is not None:
         content = _for_preferences(preferences, to)
     else:
@@ -98,33 +102,50 @@ def _write(target: Path, content: str, name: str) -> None:
         raise UsageError(f"Cannot write {name}: {problem.strerror or problem}.") from None
 
 
-def _for_text(files: list[str], column: str | None, to: str) -> str:
-    from llmtrain.config.starter import text_config
+def _for_text(names: list[str], column: str | None, to: str) -> str:
+    from llmtrain.config.starter import TextSource, text_config
     from llmtrain.data.init_facts import measure_text, text_column_of
     from llmtrain.data.text.file_patterns import patterns
     from llmtrain.data.text.reader import expand_files
 
-    files = patterns(files)
-    paths = expand_files(files, "--text")
-    column = text_column_of(paths, column)
-    size = measure_text(paths, column)
-    content = text_config(files, column, size, to)
+    sources = []
+    for group in _text_groups(names):
+        files = patterns(group)
+        paths = expand_files(files, "--text")
+        found = text_column_of(paths, column)
+        file_bytes = sum(path.stat().st_size for path in paths)
+        sources.append(TextSource(files, found, measure_text(paths, found), file_bytes))
+    content = text_config(sources, to)
     if content is None:
+        smallest = min(sources, key=lambda source: source.size)
+        which = "The text files have" if len(sources) == 1 else f"The files of source {smallest.files[0]} have"
         raise DataError(
-            f"The text files have {size:,} bytes of text in all, too few to train on.",
-            remedy="Name more or larger files.",
+            f"{which} {smallest.size:,} bytes of text in all, too few to train on.", remedy="Name more or larger files."
         )
     return content
 
 
-def _for_examples(file: str, to: str) -> str:
-    from llmtrain.config.starter import examples_config
+def _text_groups(names: list[str]) -> list[list[str]]:
+    """The sources: if there are several directories, each of them and all other files together; else one."""
+    directories = [name for name in names if Path(name).expanduser().is_dir()]
+    if len(directories) < 2:
+        return [names]
+    groups = [[name] for name in directories]
+    files = [name for name in names if name not in directories]
+    return [*groups, files] if files else groups
+
+
+def _for_examples(files: list[str], to: str) -> str:
+    from llmtrain.config.starter import ExampleSource, examples_config
     from llmtrain.data.init_facts import measure_examples, recognized_examples
     from llmtrain.data.records.open_file import find_file, open_records
 
-    records = open_records(find_file(file, "--instruct"), file)
-    found = recognized_examples(records)
-    return examples_config(file, found.kind, found.fields, measure_examples(records, found), to)
+    sources = []
+    for file in files:
+        records = open_records(find_file(file, "--instruct"), file)
+        found = recognized_examples(records)
+        sources.append(ExampleSource(file, found.kind, found.fields, measure_examples(records, found)))
+    return examples_config(sources, to)
 
 
 def _for_preferences(file: str, to: str) -> str:

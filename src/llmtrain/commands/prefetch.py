@@ -32,7 +32,6 @@ def command(
 
 
 def _fetch(config: str | None, set_: list[str] | None, json_: bool) -> None:
-    from llmtrain.config.data import HubDatasetSection
     from llmtrain.config.load import load_config
     from llmtrain.config.model import HfCausalLmSection
     from llmtrain.core.logs import log, setup_logging
@@ -40,14 +39,13 @@ def _fetch(config: str | None, set_: list[str] | None, json_: bool) -> None:
     from llmtrain.data.hf_datasets import load_split
     from llmtrain.data.tokenizers.gpt2 import GPT2Tokenizer
     from llmtrain.hub.find import find_model
-    from llmtrain.hub.needs import hub_needs
+    from llmtrain.hub.needs import hub_needs, needed_datasets
     from llmtrain.hub.task_index import find_stock_tasks
     from llmtrain.hub.tasks import find_task_data
 
     loaded = load_config(config, set_ or [])
     setup_logging(loaded.logging)
     model = loaded.model
-    data = loaded.data
     needs = hub_needs(loaded.model, loaded.data, loaded.trainer.eval_tasks)
     fetched = []
     if needs.model and isinstance(model, HfCausalLmSection):
@@ -56,10 +54,10 @@ def _fetch(config: str | None, set_: list[str] | None, json_: bool) -> None:
     if needs.tokenizer and isinstance(model, HfCausalLmSection) and model.tokenizer_path:
         find_model(model.tokenizer_path, None, False, "model.tokenizer_path")
         fetched.append(f"tokenizer {model.tokenizer_path}")
-    if needs.dataset and isinstance(data, HubDatasetSection):
-        load_split(data, "train")
-        load_split(data, "val")
-        fetched.append(f"dataset {data.dataset_name}")
+    for section in needed_datasets(loaded.data):
+        load_split(section, "train")
+        load_split(section, "val")
+        fetched.append(f"dataset {section.dataset_name}")
     if needs.gpt2:
         GPT2Tokenizer()
         fetched.append("tokenizer gpt2")

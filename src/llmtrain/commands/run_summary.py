@@ -12,6 +12,7 @@ from llmtrain.plan.cost import RunCost, cost_text
 from llmtrain.plan.prediction import Prediction, Usage, beside
 from llmtrain.runs.listing import age_of
 from llmtrain.runs.progress_lines import duration_text
+from llmtrain.runs.sources import source_table
 
 Row = dict[str, Any]
 LABEL_WIDTH = 12
@@ -41,7 +42,10 @@ def summary_lines(value: Row, cost: RunCost | None, predicted: Prediction | None
     }
     show = f"llmtrain runs show {shlex.quote(_argument(value))}"
     facts |= {"curves": f"{show} --plot", "everything": f"{show} --all"}
-    return [f"{name:{LABEL_WIDTH}}  {fact}" for name, fact in facts.items() if fact is not None]
+    lines = [f"{name:{LABEL_WIDTH}}  {fact}" for name, fact in facts.items() if fact is not None]
+    if value["sources"]:
+        lines += ["", *source_table(value["sources"])]
+    return lines
 
 
 def _argument(value: Row) -> str:

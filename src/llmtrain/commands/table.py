@@ -46,6 +46,7 @@ COMMANDS = {
         "fetch-tasks": "Download the data of evaluation tasks from the Hugging Face hub.",
         "prefetch": "Download everything a config names on the hub.",
         "tokenizer": "Train a tokenizer.",
+        "data": "Look at the data of a config: sources, samples, lengths, duplicates.",
         "sync": "Copy a run directory to S3.",
     },
     "Machines and processes": {
@@ -76,5 +77,5 @@ NOT_AVAILABLE = {
     "dpo": "Run `llmtrain init --preferences pairs.jsonl`, then `llmtrain train`: docs/fine-tuning.md.",
 }
 """Commands that people look for and llmtrain does not have -> what to do instead."""
-GROUPS = ("secret", "guard", "cluster", "presets", "runs", "sweep", "tokenizer")
+GROUPS = ("secret", "guard", "cluster", "presets", "runs", "sweep", "tokenizer", "data")
 MODULES = {"eval": "evaluate"}

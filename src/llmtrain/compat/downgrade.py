@@ -12,6 +12,10 @@ from llmtrain.config.objective import DEFAULT_OBJECTIVE
 _ONLY_IN_V3: tuple[KeyPath, ...] = (
     ("launch", "image_schema"),
     ("data", "on_bad_record"),
+    ("data", "split_by"),
+    ("data", "max_documents"),
+    ("data", "deduplicate"),
+    ("data", "add_bos"),
     ("model", "architecture"),
     ("trainer", "objective"),
     ("trainer", "momentum"),
@@ -39,7 +43,17 @@ _ONLY_IN_V3: tuple[KeyPath, ...] = (
 )
 # Fields that change what is recorded of a run, and not the run: their defaults lose nothing in version 2.
 _OBSERVED_ONLY: tuple[KeyPath, ...] = (("output", "report"), ("tracking", "wandb"), ("tracking", "prometheus"))
-_V3_DEFAULTS: tuple[Any, ...] = (None, False, {}, [], "gpt2", "error", HF_TOKEN, {"name": DEFAULT_OBJECTIVE})
+_V3_DEFAULTS: tuple[Any, ...] = (
+    None,
+    False,
+    {},
+    [],
+    "gpt2",
+    "error",
+    "position",
+    HF_TOKEN,
+    {"name": DEFAULT_OBJECTIVE},
+)
 # Fields that version 2 got after its first release: left out at their default, so that every image of version 2 reads
 # the document.
 _ADDED_TO_V2: tuple[KeyPath, ...] = (
@@ -95,8 +109,11 @@ def lost_in_v2(values: dict[str, Any]) -> list[str]:
     is_in_v2 = checkpointing == "blocks" and _is_fine_tuning(values)
     if checkpointing not in (None, "none") and not is_in_v2:
         paths.append(CHECKPOINTING)
-    if value_at(values, ("data", "name")) == "text_files" and value_at(values, TEXT_COLUMN) is not None:
+    kind = value_at(values, ("data", "name"))
+    if kind == "text_files" and value_at(values, TEXT_COLUMN) is not None:
         paths.append(TEXT_COLUMN)
+    if kind == "mixture":
+        paths.append(("data", "name"))
     return [".".join(path) for path in paths]
 
 

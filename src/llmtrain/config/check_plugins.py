@@ -7,6 +7,7 @@ from typing import Any
 
 from llmtrain.config.data import PluginDataSection
 from llmtrain.config.document import Document, KeyPath
+from llmtrain.config.mixture import MixtureSection
 from llmtrain.config.model import PluginModelSection
 from llmtrain.config.objective import PluginObjectiveSection
 from llmtrain.config.problems import Problems
@@ -36,6 +37,10 @@ def choices(config: Config) -> Iterator[Choice]:
         yield Choice("model.name", ("model",), config.model.name, config.model.options)
     if isinstance(config.data, PluginDataSection):
         yield Choice("data.name", ("data",), config.data.name, config.data.options)
+    if isinstance(config.data, MixtureSection):
+        for index, section in enumerate(config.data.sections()):
+            if isinstance(section, PluginDataSection):
+                yield Choice("data.name", ("data", "sources", str(index)), section.name, section.options)
     objective = config.trainer.objective
     if isinstance(objective, PluginObjectiveSection):
         yield Choice("trainer.objective", ("trainer", "objective"), objective.name, objective.options)
@@ -89,7 +94,7 @@ def describe_plugins(config: Config) -> dict[str, dict[str, Any]]:
     described = {}
     for choice in choices(config):
         field = choice.field
-        if field == "tracking.custom":  # a list: tracking.custom.0
+        if len(choice.path) > 1:  # of a list: tracking.custom.0, data.sources.0
             field = ".".join(choice.path)
         described[field] = describe_plugin(choice.name, choice.load())
     return described

@@ -5,7 +5,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, JsonValue, Tag
+from pydantic import Field, JsonValue, Tag
 
 from llmtrain.config.section import (
     PATH_PATTERN,
@@ -14,10 +14,10 @@ from llmtrain.config.section import (
     CountOrZero,
     MayChange,
     Names,
+    PositiveInt,
     Problem,
     Section,
     Text,
-    kind_tag,
 )
 
 
@@ -51,6 +51,17 @@ class FilesSection(HeldOutSection):
     """Training files or globs. Text must be UTF-8 without NUL characters; a byte order mark is removed."""
     val_files: MayChange[Names] = []
     """Validation files or globs. Empty holds out `val_fraction` of the training text."""
+    split_by: Literal["position", "hash"] = "position"
+    """What is held out where no validation data is given: `position` the end of the text, `hash` whole documents,
+    chosen by a hash of their text, so that a document stays in its split when others are added."""
+    max_documents: PositiveInt | None = None
+    """Read at most this number of documents for training, and at most this number for validation, for trying things
+    out. null reads all."""
+    deduplicate: bool = False
+    """Leave out documents that are exactly equal to an earlier one; of the validation data also those that are in the
+    training data."""
+    add_bos: bool = False
+    """Begin every document with what the tokenizer puts before a text (BOS), for models that were trained so."""
 
 
 class HubDatasetSection(HeldOutSection):
@@ -202,24 +213,14 @@ class PluginDataSection(ExampleBatchesSection):
     """Options of the class, validated by its `Options`."""
 
 
-DataConfig = Annotated[
+SourceKinds = (
     Annotated[DummyTextSection, Tag("dummy_text")]
     | Annotated[PythonStdlibSection, Tag("python_stdlib")]
     | Annotated[TextFilesSection, Tag("text_files")]
     | Annotated[HfTextSection, Tag("hf_text")]
     | Annotated[InstructJsonlSection, Tag("instruct_jsonl")]
     | Annotated[ChatJsonlSection, Tag("chat_jsonl")]
-    | Annotated[PreferenceJsonlSection, Tag("preference_jsonl")]
-    | Annotated[PluginDataSection, Tag(PLUGIN_TAG)],
-    Discriminator(
-        kind_tag(
-            "python_stdlib",
-            "dummy_text",
-            "text_files",
-            "hf_text",
-            "instruct_jsonl",
-            "chat_jsonl",
-            "preference_jsonl",
-        )
-    ),
-]
+    | Annotated[PluginDataSection, Tag(PLUGIN_TAG)]
+)
+"""What a run can read alone, and what a mixture can read several of."""
+SOURCE_NAMES = ("python_stdlib", "dummy_text", "text_files", "hf_text", "instruct_jsonl", "chat_jsonl")

@@ -8,36 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from llmtrain.compat.upgrade import is_old, is_old_name, move_gradient_checkpointing, moved_lines, upgrade
+from llmtrain.config.build_sections import build_sections
 from llmtrain.config.check_plugins import check_plugins
-from llmtrain.config.document import Document, KeyPath, dump_document, parse_value, read_document
+from llmtrain.config.document import Document, dump_document, parse_value, read_document
 from llmtrain.config.extends import with_bases
 from llmtrain.config.kind_change import chosen_kind, drop_other_kinds, drop_other_objective
 from llmtrain.config.kubernetes_syntax import syntax_problems
 from llmtrain.config.launch import LaunchSection
 from llmtrain.config.optimizer_change import change_optimizer, chosen_optimizer, fill_trainer_section
-from llmtrain.config.problems import (
-    Problems,
-    describe_error,
-    describe_unknown,
-    describe_unknown_kind,
-    describe_unknown_objective,
-    shown,
-)
+from llmtrain.config.problems import Problems, shown
 from llmtrain.config.python_values import plain_value
 from llmtrain.config.schema import (
     KINDS,
-    PLUGIN_SECTIONS,
     SCHEMA_VERSION,
     SECTIONS,
     Config,
     classes_of,
-    section_class,
     subsection,
-    subsections,
     takes_any_name,
 )
 from llmtrain.config.section import Section
@@ -46,8 +35,6 @@ from llmtrain.core.arguments import as_text
 from llmtrain.core.env import WORKER
 from llmtrain.core.files import is_there
 from llmtrain.errors import ConfigError, UsageError, nearest
-from llmtrain.plugins import is_plugin
-from llmtrain.registry import PLUGINS
 
 DEFAULT_PRESET = "gpt_stdlib"
 ConfigSource = str | Path | Mapping[str, Any] | Config
@@ -152,7 +139,7 @@ def build_config(
     fill_trainer_section(values, processes)
 
     # Each section alone; then, if all are valid, the config as a whole.
-    sections = _build_sections(values, problems, is_recorded=is_recorded or is_launched)
+    sections = build_sections(values, problems, is_recorded=is_recorded or is_launched)
     launch = sections.get("launch")
     if isinstance(launch, LaunchSection) and not is_launched:
         _check_launch(launch, problems, is_recorded)
@@ -239,7 +226,8 @@ def _parse_overrides(overrides: Sequence[Override], problems: Problems) -> list[
     for override in overrides:
         key, value = _split(override)
         is_text = isinstance(override, str)
-        if (is_text and value is None) or not 1 <= key.count(".") <= 2:
+        names = [name for name in key.split(".") if not name.isdecimal()]  # not the numbers of a list's items
+        if (is_text and value is None) or not 2 <= len(names) <= 3:
             text = override
             if not isinstance(override, str):
                 text = f"{key}={shown(value)}"
@@ -283,10 +271,21 @@ def _apply(pairs: list[tuple[str, Any]], values: dict[str, Any], problems: Probl
                 if target.get(name) is None:  # an empty section, `run:`, is None
                     target[name] = {}
                 target = target[name]
+            elif isinstance(target, list):
+                target = item_of(target, name)
         if isinstance(target, dict):
             target[field] = value
+        elif isinstance(target, list) and field.isdecimal() and int(field) < len(target):
+            target[int(field)] = value
         else:
             problems.add(f"{problems.overridden_by} {key}: {'.'.join(parents)} is not a section in this document.")
+
+
+def item_of(items: list[Any], number: str) -> Any:
+    """An item of a list by its number, such as `0` in data.sources.0.weight; None if there is none."""
+    if number.isdecimal() and int(number) < len(items):
+        return items[int(number)]
+    return None
 
 
 def _kinds_of(section: str) -> list[type[Section]]:
@@ -317,74 +316,3 @@ def _is_section(section: str, field: str) -> bool:
     if not field:
         return True
     return "." not in field and any(subsection(kind, field) for kind in _kinds_of(section))
-
-
-def _build_sections(values: dict[str, Any], problems: Problems, is_recorded: bool) -> dict[str, Any]:
-    """The valid sections; what is wrong is added to problems."""
-    for name in values:
-        if not isinstance(name, str):
-            problems.add(f"names of sections must be text, got {shown(name)}.")
-        elif name not in SECTIONS and name != "schema_version":
-            problems.add(describe_unknown((name,), SECTIONS, None), (name,))
-    sections = {}
-    for name in SECTIONS:
-        fields = values.get(name)
-        if fields is None:
-            fields = {}
-        if not isinstance(fields, dict):
-            problems.add(f"{name} must be a section with fields, got {shown(fields)}.", (name,))
-            continue
-        kind = section_class(name, fields)
-        is_plugin_section = kind is not None and kind is PLUGIN_SECTIONS.get(name)
-        if is_plugin_section and not is_recorded and not is_plugin(PLUGINS[f"{name}.name"], fields["name"]):
-            kind = None
-        if kind is None:
-            field, text = describe_unknown_kind(name, fields)
-            problems.add(text, (name, field))
-            continue
-        unknown = None if is_recorded else describe_unknown_objective(kind, fields.get("objective"))
-        if unknown:
-            problems.add(unknown, (name, "objective", "name"))
-            fields = {field: value for field, value in fields.items() if field != "objective"}
-        section, errors = _build_section(kind, fields)
-        for path, text in _descriptions(name, kind, fields, errors).items():
-            problems.add(text, path)
-        if section:
-            invalid = {str(error["loc"][0]) for error in errors if error["loc"]}
-            for concerned, text in section.problems():
-                if not invalid.intersection(concerned):  # the section has the default there, not the user's value
-                    problems.add_combination(name, concerned, text)
-            sections[name] = section
-    return sections
-
-
-def _descriptions(
-    name: str, kind: type[Section], fields: dict[str, Any], errors: list[ErrorDetails]
-) -> dict[KeyPath, str]:
-    """Text by field; of several errors of a field (one per item, or per member of a union) the first."""
-    found: dict[KeyPath, str] = {}
-    for error in errors:
-        path = (name, *map(str, error["loc"]))
-        value = None
-        if len(path) > 2 and len(subsections(kind, path[1])) > 1:
-            path = (*path[:2], *path[3:])  # without pydantic's tag of the kind
-        if len(path) > 1:
-            value = fields.get(path[1])
-        found.setdefault(path[:3], describe_error(path, error, kind, value))
-    return found
-
-
-def _build_section(kind: type[Section], fields: dict[str, Any]) -> tuple[Section | None, list[ErrorDetails]]:
-    """The section without its invalid fields (so that the others can be checked too), and the errors."""
-    try:
-        return kind(**fields), []
-    except ValidationError as error:
-        errors = error.errors(include_url=False)
-    except TypeError:  # a key that is not a string
-        raise ConfigError(kind.__name__, ["field names must be text"]) from None
-    invalid = {str(error["loc"][0]) for error in errors if error["loc"]}
-    valid = {key: value for key, value in fields.items() if key not in invalid}
-    try:
-        return kind(**valid), errors
-    except ValidationError:
-        return None, errors

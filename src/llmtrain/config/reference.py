@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from llmtrain.config.mixture import SHARED_FIELDS, MixtureSection
 from llmtrain.config.schema import ARCHITECTURES, KINDS, PLUGIN_SECTIONS, SECTIONS, Config, classes_of, subsections
 from llmtrain.config.section import PLUGIN_TAG, DefaultMarker, ResumeMarker, Section
 from llmtrain.core.env import VARIABLES
@@ -79,10 +80,26 @@ def json_schema() -> dict[str, Any]:
     schema["$defs"][ARCHITECTURES["modern"].__name__]["required"] = ["architecture"]
     for name, field in _PLUGIN_FIELDS.items():
         _accept_installed(schema["$defs"][name]["properties"]["name"], field)
+    schema["$defs"]["SourceSection"] = _source_schema(schema["$defs"])
     for section in SECTIONS:
         del schema["properties"][section]["default"]  # long, and repeated in the section
     schema["properties"] = {"extends": {"type": "string", "description": EXTENDS}, **schema["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_without_titles(schema)}
+
+
+def _source_schema(definitions: dict[str, Any]) -> dict[str, Any]:
+    """A source of a mixture: its own fields, and those of any kind of data but the shared ones."""
+    source = definitions["SourceSection"]
+    variants = []
+    for kind in (*KINDS["data"].values(), PLUGIN_SECTIONS["data"]):
+        if kind is MixtureSection:
+            continue
+        fields = dict(source["properties"])
+        for name in definitions[kind.__name__]["properties"]:
+            if name not in SHARED_FIELDS:
+                fields[name] = {"$ref": f"#/$defs/{kind.__name__}/properties/{name}"}
+        variants.append({"properties": fields, "required": ["name", "weight"], "additionalProperties": False})
+    return {"type": "object", "anyOf": variants, "description": source["description"]}
 
 
 def _accept_installed(schema: dict[str, Any], field: str) -> None:

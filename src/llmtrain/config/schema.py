@@ -4,13 +4,13 @@ Sections are frozen and strict, with a docstring under each field: docs/config.m
 from them. Checks that need several fields are in a section's `problems`, so that all are reported at once.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import Discriminator, Tag
 
 from llmtrain.config.data import (
-    DataConfig,
     DataSection,
     ExampleDataSection,
     ExampleFilesSection,
@@ -21,6 +21,7 @@ from llmtrain.config.data import (
 from llmtrain.config.distributed import DistributedSection
 from llmtrain.config.launch import LaunchSection
 from llmtrain.config.logging import LoggingSection
+from llmtrain.config.mixture import DataConfig, SourceSection, data_sections
 from llmtrain.config.model import (
     GptSection,
     HfCausalLmSection,
@@ -65,7 +66,8 @@ class Config(Section):
         if isinstance(self.model, HfCausalLmSection):
             yield from self._lora_problems(self.model.lora)
             return
-        packs = isinstance(self.data, ExampleDataSection | PreferenceJsonlSection) and self.data.packing
+        first = data_sections(self.data)[0]  # all sources of a mixture have the same packing
+        packs = isinstance(first, ExampleDataSection | PreferenceJsonlSection) and first.packing
         if packs and self.model.name in KINDS["model"]:
             yield (
                 ("model", "data"),
@@ -166,6 +168,7 @@ SECTIONS: dict[str, type[Section]] = {
     "plan": PlanSection,
 }
 """Section -> its class; of a section with several kinds, their base class."""
+SOURCES = "data.sources"
 EXAMPLE_DATA = tuple(name for name, kind in KINDS["data"].items() if issubclass(kind, ExampleFilesSection))
 """Kinds of data with prompts and answers."""
 
@@ -238,7 +241,19 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any
             continue
         for field in sorted({*before, *after}):
             if before.get(field) != after.get(field):
-                found.append((f"{section}.{field}", before.get(field), after.get(field)))
+                found += _field_differences(f"{section}.{field}", before.get(field), after.get(field))
+    return found
+
+
+def _field_differences(path: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
+    """One for the field, or for each differing field of each source of a mixture."""
+    if path != SOURCES or not isinstance(old, list) or not isinstance(new, list) or len(old) != len(new):
+        return [(path, old, new)]
+    found = []
+    for number, (before, after) in enumerate(zip(old, new, strict=True)):
+        for field in sorted({*before, *after}):
+            if before.get(field) != after.get(field):
+                found.append((f"{path}.{number}.{field}", before.get(field), after.get(field)))
     return found
 
 
@@ -278,7 +293,11 @@ def may_change(path: str) -> bool:
     if section not in SECTIONS:
         return False
     markers = list(Config.model_fields[section].metadata)
-    for kind in classes_of(section):
+    kinds = classes_of(section)
+    if path.startswith(f"{SOURCES}."):  # data.sources.0.files
+        kinds = [SourceSection, *kinds]
+        field = re.sub(r"^sources\.\d+\.", "", field)
+    for kind in kinds:
         if field in kind.model_fields:
             markers += kind.model_fields[field].metadata
     return any(isinstance(marker, ResumeMarker) for marker in markers)

@@ -22,10 +22,7 @@ model:
   n_layers: 4
   mlp: swiglu  # or relu2, which is better for larger models
 data:
-  name: text_files
-  files: {files}
-{column}  val_fraction: 0.05  # held out for validation; or set val_files
-  tokenizer: byte  # byte, char, gpt2, or a directory (see llmtrain tokenizer train)
+{data}  tokenizer: byte  # byte, char, gpt2, or a directory (see llmtrain tokenizer train)
 trainer:
   max_steps: {steps}  # optimizer steps; or set max_epochs. Train for longer while the validation loss falls
   micro_batch_size: 16  # sequences per step; lower it if memory runs out
@@ -37,6 +34,15 @@ trainer:
   eval_batches: 40  # of micro_batch_size sequences; without it the whole validation text
   save_every_steps: {often}
 """
+_TEXT_DATA = """\
+  name: text_files
+  files: {files}
+{column}  val_fraction: 0.05  # held out for validation; or set val_files
+"""
+_SOURCES = """\
+  name: mixture
+  sources:  # {unit}; here they follow from the sizes. Change them as you like (docs/data.md)
+{sources}"""
 _EXAMPLES = """\
 model:
   name: hf_causal_lm
@@ -46,10 +52,7 @@ model:
     rank: 16
     alpha: 32
 data:
-  name: {kind}
-  train_file: {file}
-{fields}{packing}  val_fraction: 0.05  # held out for validation; or set val_file
-trainer:
+{data}trainer:
   max_epochs: {epochs}  # about {steps:,} steps
   micro_batch_size: {micro_batch_size}  # lower it if memory runs out
   grad_accum_steps: {grad_accum_steps}  # micro-batches per optimizer step
@@ -87,6 +90,11 @@ trainer:
   eval_every_steps: {often}
   save_every_steps: {often}
 """
+_EXAMPLE_DATA = """\
+  name: {kind}
+  train_file: {file}
+{fields}{packing}  val_fraction: 0.05  # held out for validation; or set val_file
+"""
 _TEXT_BLOCK_SIZES = (128, 64, 32, 16)
 _TEXT_STEP_TOKENS = 2048
 """Tokens per step of the model in _TEXT, by its defaults."""
@@ -118,35 +126,109 @@ class ExampleSizes(NamedTuple):
     """Hardly an example is longer."""
 
 
-def text_config(files: list[str], column: str | None, size: int, path: str) -> str | None:
-    """A small GPT on text files of this many bytes in all; None if that is too little text."""
+class TextSource(NamedTuple):
+    """Text files that are one source."""
+
+    files: list[str]
+    """Names and globs."""
+    column: str | None
+    """The column of the text, if the files have records."""
+    size: int
+    """Bytes of text, counted to about a megabyte."""
+    file_bytes: int
+
+
+class ExampleSource(NamedTuple):
+    """A file of examples, and the data section that reads it."""
+
+    file: str
+    kind: str
+    fields: dict[str, str]
+    """Values of the section besides the file."""
+    sizes: ExampleSizes
+
+
+def text_config(sources: list[TextSource], path: str) -> str | None:
+    """A small GPT on text files, or on a mixture of several sources; None if one has too little text."""
     # The share that is held out must have a few sequences.
-    fitting = [length for length in _TEXT_BLOCK_SIZES if size * 0.05 > 2 * length]
+    smallest = min(source.size for source in sources)
+    size = sum(source.size for source in sources)
+    fitting = [length for length in _TEXT_BLOCK_SIZES if smallest * 0.05 > 2 * length]
     if not fitting:
         return None
     # After about ten passes over a small text the model learns it by heart, and the validation loss rises.
     steps = min(_TEXT_STEPS, max(_MIN_TEXT_STEPS, _TEXT_EPOCHS * size // _TEXT_STEP_TOKENS)) // 20 * 20
     about = "A small GPT, trained from scratch on your text."
-    column_line = ""
-    if column:
-        column_line = f"  text_column: {_flow(column)}  # each record is a document\n"
     head = _HEAD.format(about=about, path=path, name=_name(path))
     return head + _TEXT.format(
         block_size=max(fitting),
-        files=_flow(files),
-        column=column_line,
+        data=_text_data(sources),
         steps=steps,
         warmup=steps // 20,
         often=steps // 4,
     )
 
 
-def examples_config(file: str, kind: str, fields: dict[str, str], sizes: ExampleSizes, path: str) -> str:
-    """LoRA fine-tuning on a file of examples. `fields`: values of the data section besides it."""
+def _text_data(sources: list[TextSource]) -> str:
+    if len(sources) > 1:
+        rows = []
+        for source in sources:
+            fields: dict[str, Any] = {"files": source.files}
+            if source.column:
+                fields["text_column"] = source.column
+            rows.append(("text_files", fields))
+        unit = "weights are shares of the tokens"
+        return _SOURCES.format(unit=unit, sources=_source_lines(rows, [source.file_bytes for source in sources]))
+    source = sources[0]
+    column_line = ""
+    if source.column:
+        column_line = f"  text_column: {_flow(source.column)}  # each record is a document\n"
+    return _TEXT_DATA.format(files=_flow(source.files), column=column_line)
+
+
+def _source_lines(rows: list[tuple[str, dict[str, Any]]], sizes: list[float]) -> str:
+    """A line per source: its kind, its fields, and a weight in proportion to its size."""
+    lines = []
+    for (kind, fields), size in zip(rows, sizes, strict=True):
+        weight = max(0.001, round(size / sum(sizes), 3))
+        parts = [f"{name}: {_flow(value)}" for name, value in {"name": kind, **fields, "weight": weight}.items()]
+        lines.append(f"    - {{{', '.join(parts)}}}\n")
+    return "".join(lines)
+
+
+def examples_config(sources: list[ExampleSource], path: str) -> str:
+    """LoRA fine-tuning on a file of examples, or on a mixture of several."""
     about = "LoRA fine-tuning of a chat model on your examples."
-    lines = "".join(f"  {field}: {_flow(value)}\n" for field, value in fields.items())
     head = _HEAD.format(about=about, path=path, name=_name(path))
-    return head + _EXAMPLES.format(kind=kind, file=_flow(file), fields=lines, **_training_values(sizes))
+    values = _training_values(_all_sizes(sources))
+    packing = values.pop("packing")
+    return head + _EXAMPLES.format(data=_example_data(sources, packing), **values)
+
+
+def _all_sizes(sources: list[ExampleSource]) -> ExampleSizes:
+    sizes = [source.sizes for source in sources]
+    count = sum(each.examples for each in sizes)
+    mean = sum(each.examples * each.mean_tokens for each in sizes) / count
+    return ExampleSizes(count, mean, max(each.long_tokens for each in sizes))
+
+
+def _example_data(sources: list[ExampleSource], packing: str) -> str:
+    if len(sources) > 1:
+        rows = []
+        sizes: list[float] = []
+        for source in sources:
+            fields: dict[str, Any] = {"train_file": source.file, **source.fields}
+            tokens = source.sizes.mean_tokens
+            if packing:  # packing: false, and weights are shares of the examples
+                fields["packing"] = False
+                tokens = 1.0
+            rows.append((source.kind, fields))
+            sizes.append(source.sizes.examples * tokens)
+        unit = f"weights are shares of the {'examples' if packing else 'tokens'}"
+        return _SOURCES.format(unit=unit, sources=_source_lines(rows, sizes))
+    source = sources[0]
+    lines = "".join(f"  {field}: {_flow(value)}\n" for field, value in source.fields.items())
+    return _EXAMPLE_DATA.format(kind=source.kind, file=_flow(source.file), fields=lines, packing=packing)
 
 
 def preferences_config(file: str, sizes: ExampleSizes, path: str) -> str:
@@ -192,6 +274,8 @@ def _flow(value: Any) -> str:
     """JSON is YAML; plain names need no quotes."""
     if isinstance(value, list):
         return f"[{', '.join(map(_flow, value))}]"
+    if isinstance(value, bool | float):
+        return json.dumps(value)
     text = str(value)
     is_plain = re.fullmatch(r"[A-Za-z_./][A-Za-z0-9_./-]*", text) and text.lower() not in ("yes", "no", "null", "true")
     if is_plain:

@@ -15,13 +15,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from llmtrain.config.data import DataSection, PluginDataSection
+from llmtrain.config.data import DataSection, FilesSection, PluginDataSection
 from llmtrain.data.cache_dir import token_cache_dir
 from llmtrain.data.plugin_data import checked_chunks, checked_examples, checked_identity
 from llmtrain.data.preferences.pair_store import PairStore
 from llmtrain.data.store.directory import open_or_build
 from llmtrain.data.store.example_store import ExampleStore, example_writer
 from llmtrain.data.store.token_store import TokenStore, text_writer
+from llmtrain.data.text.document_choice import digests, first_documents, without_duplicates
 from llmtrain.data.text_and_examples import SPLITS, Example, Segment, Split, TextChunk
 from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.data.tokenizers.chat_template import template_identity
@@ -40,6 +41,31 @@ class PreparedData:
     val: TokenStore | ExampleStore | PairStore
     fingerprint: str
     """SHA-256 over all tokens: equal fingerprints mean equal data, on any machine."""
+
+    @property
+    def is_text(self) -> bool:
+        return isinstance(self.val, TokenStore)
+
+    @property
+    def val_tokens(self) -> int:
+        return len(self.val)
+
+
+@dataclass(frozen=True)
+class PreparedMixture:
+    """The tokenized data of several sources, in their order."""
+
+    tokenizer: Tokenizer
+    sources: list[PreparedData]
+    fingerprint: str
+
+    @property
+    def is_text(self) -> bool:
+        return self.sources[0].is_text
+
+    @property
+    def val_tokens(self) -> int:
+        return sum(source.val_tokens for source in self.sources)
 
 
 class DataModule(ABC):
@@ -70,12 +96,21 @@ class DataModule(ABC):
         }
 
     @abstractmethod
-    def prepare(self, threads: int) -> PreparedData:
+    def prepare(self, threads: int) -> PreparedData | PreparedMixture:
         """Open the tokenized data; build it first if it is not cached."""
 
 
 class TextData(DataModule):
     """Running text: a sample is any window of it."""
+
+    def __init__(self, config: DataSection, seed: int) -> None:
+        super().__init__(config, seed)
+        files = config if isinstance(config, FilesSection) else None
+        self.deduplicates = files is not None and files.deduplicate
+        self.max_documents = None if files is None else files.max_documents
+        self.adds_bos = files is not None and files.add_bos
+        self.earlier: list[TextData] = []
+        """Sources of a mixture whose documents count as seen."""
 
     @abstractmethod
     def chunks(self, split: Split) -> Iterator[TextChunk]:
@@ -84,7 +119,7 @@ class TextData(DataModule):
     def _texts(self) -> Iterator[str]:
         """The text of both splits: a character that occurs only in the validation text needs an id too."""
         for split in SPLITS:
-            for chunk in self._checked(split):
+            for chunk in self._documents(split):
                 yield chunk.text
 
     def _checked(self, split: Split) -> Iterator[TextChunk]:
@@ -92,12 +127,46 @@ class TextData(DataModule):
             return checked_chunks(type(self), lambda: self.chunks(split))
         return self.chunks(split)
 
+    def _documents(self, split: Split) -> Iterator[TextChunk]:
+        """The text of a split, without the documents that the config leaves out."""
+        chunks = self._checked(split)
+        if self.deduplicates:
+            label = "training" if split == "train" else "validation"
+            chunks = without_duplicates(lambda: self._checked(split), self._seen_before(split), label)
+        if self.max_documents is not None:
+            chunks = first_documents(chunks, self.max_documents)
+        return chunks
+
+    def _seen_before(self, split: Split) -> set[bytes]:
+        seen: set[bytes] = set()
+        for source in self.earlier:
+            for each in SPLITS:
+                seen.update(digests(source._checked(each)))
+        if split == "val":
+            seen.update(digests(self._checked("train")))
+        return seen
+
+    def _choice(self) -> dict[str, Any]:
+        """What determines the tokens besides the text; empty by default, so that stores on disk keep their keys."""
+        choice: dict[str, Any] = {}
+        if self.deduplicates:
+            choice["deduplicated"] = [source._source() for source in self.earlier]
+        if self.max_documents is not None:
+            choice["max_documents"] = self.max_documents
+        if self.adds_bos:
+            choice["bos"] = True
+        return {"documents": choice} if choice else {}
+
     def prepare(self, threads: int) -> PreparedData:
         directory = open_or_build(
             self.cache_dir,
-            identity={"source": self._source(), "tokenizer": tokenizer_identity(self.tokenizer_spec)},
+            identity={
+                "source": self._source(),
+                "tokenizer": tokenizer_identity(self.tokenizer_spec),
+                **self._choice(),
+            },
             tokenizer=lambda: load_tokenizer(self.tokenizer_spec, self._texts()),
-            write=text_writer(self._checked, threads),
+            write=text_writer(self._documents, threads, self.adds_bos),
         )
         train, val = (TokenStore.open(directory, split) for split in SPLITS)
         return PreparedData(directory.tokenizer(), train, val, directory.fingerprint)

@@ -74,6 +74,22 @@ class Batch(NamedTuple):
         )
 
 
+class SourceProgress(NamedTuple):
+    """How much of a source of a mixture has been used."""
+
+    tokens: int
+    epochs: float
+
+
+class EvalGroup(NamedTuple):
+    """Consecutive validation batches of one source."""
+
+    label: str
+    share: float
+    """In the validation loss of all sources."""
+    batches: int
+
+
 class TrainBatches(Dataset[Batch], ABC):
     """Random access to the micro-batches of a run by their number."""
 
@@ -106,6 +122,18 @@ class TrainBatches(Dataset[Batch], ABC):
     @abstractmethod
     def first_shape(self) -> tuple[int, int]:
         """(sequences, tokens) of the first micro-batch, without building it."""
+
+    def available_steps(self, steps: int) -> int:
+        """How many of this many steps there is data for: fewer only where all sources of a mixture have max_epochs."""
+        return steps
+
+    def exhausted(self, steps: int) -> dict[str, int]:  # noqa: ARG002
+        """The sources of a mixture that reach their max_epochs in these steps -> the step in which they do."""
+        return {}
+
+    def source_progress(self, step: int) -> dict[str, SourceProgress]:  # noqa: ARG002
+        """Use of each source of a mixture after this many steps."""
+        return {}
 
     def describe_samples(self, step: int) -> str:
         """The samples of a step, for messages. Steps count from 1, as in every message."""
@@ -146,6 +174,10 @@ class EvalBatches(ABC):
     @abstractmethod
     def largest_shape(self) -> tuple[int, int]:
         """(sequences, tokens) of the largest batch, without building it."""
+
+    def groups(self) -> list[EvalGroup]:
+        """The batches by source, in order."""
+        return [EvalGroup("", 1.0, len(self))]
 
     def __iter__(self) -> Iterator[Batch]:
         return (self[index] for index in range(len(self)))

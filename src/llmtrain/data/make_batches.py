@@ -1,10 +1,22 @@
-"""Training and validation batches for each kind of data: running text, examples or preference pairs."""
+"""Training and validation batches for each kind of data, running text, examples or preference pairs, and for mixtures
+of sources."""
 
 from llmtrain.config.data import DataSection, ExampleBatchesSection, PreferenceJsonlSection
-from llmtrain.data.base import PreparedData
+from llmtrain.config.mixture import MixtureSection
+from llmtrain.core.seeds import derive_seed
+from llmtrain.data.base import PreparedData, PreparedMixture
 from llmtrain.data.batches import EvalBatches, TrainBatches
 from llmtrain.data.examples.example_batches import LENGTH_MULTIPLE, ExampleBatches, ExampleEvalBatches, Samples
 from llmtrain.data.examples.selection import select_examples
+from llmtrain.data.mixture.mixed_batches import (
+    MixedBatches,
+    MixedEvalBatches,
+    Source,
+    check_one_kind,
+    make_schedule,
+)
+from llmtrain.data.mixture.prepare import source_errors
+from llmtrain.data.mixture.sample_sets import ExampleSet, SampleSet, WindowSet
 from llmtrain.data.preferences.pair_batches import PairBatches, PairEvalBatches, make_pair_samples
 from llmtrain.data.preferences.pair_store import PairStore
 from llmtrain.data.store.example_store import ExampleStore
@@ -14,7 +26,7 @@ from llmtrain.errors import UsageError
 
 
 def make_batches(
-    prepared: PreparedData,
+    prepared: PreparedData | PreparedMixture,
     config: DataSection,
     *,
     block_size: int,
@@ -27,6 +39,14 @@ def make_batches(
 ) -> tuple[TrainBatches, EvalBatches]:
     """`micro_batches`: per step, over all processes. `can_pack`: the model keeps packed examples separate."""
     train: TrainBatches
+    if isinstance(prepared, PreparedMixture):
+        assert isinstance(config, MixtureSection)
+        sources = _sources(prepared, config, block_size, vocab_size, can_pack, seed)
+        schedule = make_schedule(config, sources, micro_batch_size * micro_batches, seed)
+        train = MixedBatches(sources, schedule, micro_batch_size, micro_batches)
+        return train, _mixed_eval_batches(
+            prepared, config, block_size, micro_batch_size, vocab_size, eval_limit, can_pack
+        )
     if isinstance(prepared.train, PairStore):
         assert isinstance(config, PreferenceJsonlSection)
         pairs = make_pair_samples(prepared.train, config, block_size, vocab_size, can_pack, "training")
@@ -72,6 +92,51 @@ def make_eval_batches(
         samples = _samples(store, config, block_size, vocab_size, can_pack, "validation")
         return ExampleEvalBatches(samples, micro_batch_size, limit)
     return WindowEvalBatches(store, block_size, micro_batch_size, vocab_size, limit)
+
+
+def _sources(
+    prepared: PreparedMixture, config: MixtureSection, block_size: int, vocab_size: int, can_pack: bool, seed: int
+) -> list[Source]:
+    sources = []
+    rows = zip(config.labels(), config.sections(), prepared.sources, strict=True)
+    for index, (label, section, each) in enumerate(rows):
+        own_seed = derive_seed(seed, "source", index)
+        with source_errors(config, index):
+            samples: SampleSet
+            if isinstance(each.train, ExampleStore):
+                chosen = _samples(each.train, section, block_size, vocab_size, can_pack, f"training ({label})")
+                samples = ExampleSet(chosen, own_seed)
+            else:
+                assert isinstance(each.train, TokenStore)
+                samples = WindowSet(each.train, block_size, own_seed, vocab_size)
+        sources.append(Source(label, samples))
+    check_one_kind(sources)
+    return sources
+
+
+def _mixed_eval_batches(
+    prepared: PreparedMixture,
+    config: MixtureSection,
+    block_size: int,
+    micro_batch_size: int,
+    vocab_size: int,
+    limit: int | None,
+    can_pack: bool,
+) -> EvalBatches:
+    parts = []
+    for index, (section, each) in enumerate(zip(config.sections(), prepared.sources, strict=True)):
+        with source_errors(config, index):
+            part = make_eval_batches(
+                each.val,
+                section,
+                block_size=block_size,
+                micro_batch_size=micro_batch_size,
+                vocab_size=vocab_size,
+                limit=limit,
+                can_pack=can_pack,
+            )
+        parts.append(part)
+    return MixedEvalBatches(parts, config.labels(), [source.weight for source in config.sources])
 
 
 def _samples(

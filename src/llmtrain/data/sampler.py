@@ -46,7 +46,7 @@ class WindowSampler:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=128)  # a mixture may have dozens of sources
 def _block_of_starts(sampler: WindowSampler, epoch: int, number: int) -> Positions:
     """Starts of BLOCK consecutive samples of an epoch: numpy's cost per call is shared by many batches."""
     indexes = np.arange(number * BLOCK, min((number + 1) * BLOCK, sampler.windows))
@@ -71,13 +71,13 @@ def permute(values: Positions, size: int, key: int) -> Positions:
         left = x >> shift
         right = x & mask
         for round_key in keys:
-            left, right = right, left ^ (_mix(right ^ round_key) & mask)
+            left, right = right, left ^ (mix(right ^ round_key) & mask)
         out[outside] = (left << shift) | right
         outside = out >= size
     return out.astype(np.int64)
 
 
-def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """The 64-bit finalizer of splitmix64; numpy's unsigned integers wrap around."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

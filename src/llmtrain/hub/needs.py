@@ -4,6 +4,7 @@ tokenizer."""
 from dataclasses import dataclass
 
 from llmtrain.config.data import DataSection, HubDatasetSection
+from llmtrain.config.mixture import data_sections
 from llmtrain.config.model import HfCausalLmSection, ModelSection
 from llmtrain.config.trainer import EvalTasksSection
 from llmtrain.hub.find import looks_like_path
@@ -32,9 +33,18 @@ def hub_needs(model: ModelSection, data: DataSection, eval_tasks: EvalTasksSecti
     if isinstance(model, HfCausalLmSection) and not model.local_files_only:
         needs_model = _is_name(model.path)
         needs_tokenizer = _is_name(model.tokenizer_path)
-    needs_dataset = isinstance(data, HubDatasetSection) and not _reads_files(data) and _is_name(data.dataset_name)
     tasks = tuple(spec.name for spec in eval_tasks.specs() if spec.is_stock) if eval_tasks else ()
+    needs_dataset = bool(needed_datasets(data))
     return HubNeeds(needs_model, needs_tokenizer, needs_dataset, gpt2=data.tokenizer == "gpt2", tasks=tasks)
+
+
+def needed_datasets(data: DataSection) -> list[HubDatasetSection]:
+    """The data sections that read a dataset of the hub: of a mixture there may be several."""
+    sections = []
+    for section in data_sections(data):
+        if isinstance(section, HubDatasetSection) and not _reads_files(section) and _is_name(section.dataset_name):
+            sections.append(section)
+    return sections
 
 
 def _reads_files(data: HubDatasetSection) -> bool:

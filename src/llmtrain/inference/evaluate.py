@@ -11,6 +11,7 @@ from torch import nn
 
 from llmtrain import registry
 from llmtrain.config.data import ChatJsonlSection, DataSection, ExampleBatchesSection, InstructJsonlSection
+from llmtrain.config.mixture import data_sections
 from llmtrain.config.model import HfCausalLmSection
 from llmtrain.config.objective import NextTokenSection
 from llmtrain.config.schema import EXAMPLE_DATA
@@ -155,7 +156,7 @@ def _read_base(loaded: LoadedModel) -> nn.Module | None:
 def read_store(loaded: LoadedModel, files: Sequence[Path]) -> tuple[ExampleStore | TokenStore, DataSection]:
     """Tokens of the files: examples from files of records, text from others. A run trained on text reads them as its
     own files: with data.text_column their documents, else all as plain text."""
-    data: DataSection = loaded.config.data
+    data: DataSection = data_sections(loaded.config.data)[0]  # of a mixture, files are read as the first source is
     has_examples = {data.name in EXAMPLE_DATA and path.suffix.lower() in RECORD_SUFFIXES for path in files}
     if len(has_examples) > 1:
         raise UsageError(
@@ -182,7 +183,7 @@ def _example_kind(path: Path) -> str:
 
 def _text_store(loaded: LoadedModel, files: Sequence[Path]) -> TokenStore:
     dtype = smallest_dtype(loaded.tokenizer.vocab_size)
-    data = loaded.config.data
+    data = data_sections(loaded.config.data)[0]
     records = UsableRecords(getattr(data, "on_bad_record", "error"), "data.on_bad_record", "record")
     reader = DocumentReader(getattr(data, "text_column", None), records, isinstance(loaded.tokenizer, ByteTokenizer))
     parts = []

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from llmtrain.config.schema import EXAMPLE_DATA
+from llmtrain.config.mixture import has_examples
 from llmtrain.core.arguments import Sampling, as_integer, as_number
 from llmtrain.data.examples.prompts import has_chat_template, prompt_prefix, prompt_text
 from llmtrain.errors import UsageError
@@ -19,12 +19,12 @@ Messages = list[dict[str, Any]]
 
 def answers_questions(loaded: LoadedModel) -> bool:
     """Whether a prompt is a question, formatted like the training examples, rather than text to continue."""
-    return loaded.config.data.name in EXAMPLE_DATA and (loaded.is_run or has_chat_template(loaded.tokenizer_dir))
+    return has_examples(loaded.config.data) and (loaded.is_run or has_chat_template(loaded.tokenizer_dir))
 
 
 def only_continues_text(loaded: LoadedModel) -> bool:
     """Whether it is known that the model was never trained to answer."""
-    return loaded.is_run and loaded.config.data.name not in EXAMPLE_DATA and not has_chat_template(loaded.tokenizer_dir)
+    return loaded.is_run and not has_examples(loaded.config.data) and not has_chat_template(loaded.tokenizer_dir)
 
 
 def prompt_for(loaded: LoadedModel, prompt: str, raw: bool) -> str | Messages:

@@ -1,7 +1,8 @@
 """Warnings about a plan: what the pods probably do not have, cannot write, or are not admitted with."""
 
-from llmtrain.config.data import ExampleFilesSection, FilesSection, HubDatasetSection
+from llmtrain.config.data import DataSection, ExampleFilesSection, FilesSection, HubDatasetSection
 from llmtrain.config.launch import DataVolumeSection, LaunchSection
+from llmtrain.config.mixture import MixtureSection
 from llmtrain.config.model import AnyGptSection, HfCausalLmSection
 from llmtrain.config.run import RunSection
 from llmtrain.config.schema import Config
@@ -151,14 +152,10 @@ def _missing_paths(config: Config, mounts: dict[str, str]) -> list[str]:
         paths["model.tokenizer_path"] = [*local(model.tokenizer_path)]
     if isinstance(model, AnyGptSection) and model.init != "random":
         paths["model.init"] = [model.init]
-    if isinstance(data, FilesSection):
-        paths["data.files"] = [*data.files]
-        paths["data.val_files"] = [*data.val_files]
-    if isinstance(data, ExampleFilesSection):
-        paths["data.train_file"] = [data.train_file]
-        paths["data.val_file"] = [data.val_file]
-    if isinstance(data, HubDatasetSection) and data.dataset_name and looks_like_path(data.dataset_name):
-        paths["data.dataset_name"] = [data.dataset_name]
+    paths |= _data_paths(data, "data")
+    if isinstance(data, MixtureSection):
+        for index, section in enumerate(data.sections()):
+            paths |= _data_paths(section, f"data.sources.{index}")
     on_volumes = [*mounts.values(), *_extra_paths(launch)]
     warnings = []
     for field, values in paths.items():
@@ -169,6 +166,20 @@ def _missing_paths(config: Config, mounts: dict[str, str]) -> list[str]:
                     f"image {launch.image}."
                 )
     return warnings
+
+
+def _data_paths(data: DataSection, place: str) -> dict[str, list[str | None]]:
+    """The paths of a data section, by field."""
+    paths: dict[str, list[str | None]] = {}
+    if isinstance(data, FilesSection):
+        paths[f"{place}.files"] = [*data.files]
+        paths[f"{place}.val_files"] = [*data.val_files]
+    if isinstance(data, ExampleFilesSection):
+        paths[f"{place}.train_file"] = [data.train_file]
+        paths[f"{place}.val_file"] = [data.val_file]
+    if isinstance(data, HubDatasetSection) and data.dataset_name and looks_like_path(data.dataset_name):
+        paths[f"{place}.dataset_name"] = [data.dataset_name]
+    return paths
 
 
 def _read_only_cache(cache_dir: str, launch: LaunchSection, mounts: dict[str, str]) -> list[str]:

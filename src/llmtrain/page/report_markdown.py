@@ -8,6 +8,7 @@ from urllib.parse import quote
 from llmtrain.core.svg import Curve, curve_svg
 from llmtrain.core.text import format_bytes
 from llmtrain.plan.cost import money
+from llmtrain.runs.sources import source_cells
 
 Values = dict[str, Any]
 CHARTS = {
@@ -59,7 +60,7 @@ def report_markdown(runs: Sequence[Values], name: str) -> dict[str, str]:
             images[file] = svg
             lines += [f"![{title}]({quote(file)})", ""]
     for run in runs:
-        lines += [*_why(run), *_config(run, is_only=len(runs) == 1)]
+        lines += [*_why(run), *_sources(run, is_only=len(runs) == 1), *_config(run, is_only=len(runs) == 1)]
     return {f"{name}.md": "\n".join(lines).rstrip() + "\n", **images}
 
 
@@ -120,6 +121,15 @@ def _why(run: Values) -> list[str]:
     if not why:
         return []
     return [f"**{_escape(run['row']['run_id'])}: {_escape(why['what'])}** {_escape(why['remedy'] or '')}", ""]
+
+
+def _sources(run: Values, is_only: bool) -> list[str]:
+    rows = run["row"]["sources"]
+    if not rows:
+        return []
+    title = "Sources" if is_only else f"Sources of {run['row']['run_id']}"
+    cells = [f"| {' | '.join(map(_escape, row))} |" for row in source_cells(rows)]
+    return [f"## {title}", "", cells[0], "|" + " --- |" * len(source_cells(rows)[0]), *cells[1:], ""]
 
 
 def _config(run: Values, is_only: bool) -> list[str]:

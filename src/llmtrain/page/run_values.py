@@ -8,6 +8,7 @@ from llmtrain.plan.cost import cost_of_run
 from llmtrain.plan.prediction import recorded_prediction, usage_of
 from llmtrain.runs.explain import HEALTHY, Why, explain_local, last_report
 from llmtrain.runs.json_values import dictionary, epoch, finite, integer, short_text
+from llmtrain.runs.sources import source_rows
 from llmtrain.runs.state import RunState, state_after
 from llmtrain.runs.task_scores import scored_steps, task_scores_at
 from llmtrain.runs.view import RankView, RunView
@@ -43,6 +44,7 @@ def run_row(view: RunView) -> Values:
         **_setting(view),
         "started": epoch(view.meta.get("started_at")),
         "updated": view.updated,
+        "sources": source_rows(train, val),
     }
 
 

@@ -7,6 +7,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from llmtrain import registry
+from llmtrain.config.mixture import is_packed
 from llmtrain.config.model import AnyGptSection, HfCausalLmSection, ModelSection
 from llmtrain.config.schema import VOCABULARIES, Config
 from llmtrain.core.text import one_line
@@ -59,8 +60,8 @@ def fake_model(config: Config, device_type: str) -> FakeModel:
     adapter_class = registry.resolve("model.name", section.name, registry.MODELS)
     try:
         adapter: ModelAdapter = adapter_class(section, _vocabulary(config, section))
-        is_packed = adapter.can_pack and getattr(config.data, "packing", False) is True
-        adapter.prepare_for(device, is_packed)
+        has_packed = adapter.can_pack and is_packed(config.data)
+        adapter.prepare_for(device, has_packed)
         attention = getattr(adapter, "attention", None)
         if attention not in (None, EAGER):
             adapter.attention = use_planned_attention()  # type: ignore[attr-defined]
@@ -68,7 +69,7 @@ def fake_model(config: Config, device_type: str) -> FakeModel:
             module = adapter.build_empty()
         with FakeTensorMode() as mode:
             _use_fake_tensors(module)
-            return _described(config, adapter, module, mode, device, is_packed, attention)
+            return _described(config, adapter, module, mode, device, has_packed, attention)
     except (LlmtrainError, UnknownModel):
         raise
     except Exception as problem:  # transformers and plugins raise many types

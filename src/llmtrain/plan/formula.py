@@ -5,6 +5,7 @@ It counts what each part of a block keeps for the backward pass, the logits, and
 compare it with the traced step.
 """
 
+from llmtrain.config.mixture import is_packed
 from llmtrain.config.model import HfCausalLmSection
 from llmtrain.config.schema import Config
 from llmtrain.models.sizes import CHUNK_ELEMENTS, LARGE_CHUNK_ELEMENTS, TRAINED_CHUNK_ELEMENTS
@@ -131,7 +132,7 @@ class _Formula:
     def _mask_bytes(self) -> int:
         """sdpa needs a mask for packed examples."""
         model = self.config.model
-        if not isinstance(model, HfCausalLmSection) or getattr(self.config.data, "packing", False) is not True:
+        if not isinstance(model, HfCausalLmSection) or not is_packed(self.config.data):
             return 0
         if model.attention == "sdpa" or not self.is_gpu:
             return self.tokens * model.block_size * self.size

@@ -107,9 +107,10 @@ def shape_of(config: Values, world_size: int) -> Shape:
         micro_batches *= world_size
     fixed = {name: trainer.get(name) for name in ("precision", "compile", "activation_checkpointing")}
     fixed["sharded"] = distributed.get("strategy") == "fsdp"
-    fixed["packing"] = data.get("packing")
-    fixed["pairs"] = data.get("name") == "preference_jsonl"
-    names = ("name", "dataset_name", "train_file", "files")
+    source = _first_source(data)  # all sources of a mixture have the same packing
+    fixed["packing"] = source.get("packing")
+    fixed["pairs"] = source.get("name") == "preference_jsonl"
+    names = ("name", "dataset_name", "train_file", "files", "sources")
     micro_batch_size = integer(trainer.get("micro_batch_size"))
     return Shape(
         model=model,
@@ -117,10 +118,15 @@ def shape_of(config: Values, world_size: int) -> Shape:
         micro_batch_size=micro_batch_size,
         micro_batches=micro_batches,
         optimizer=str(trainer.get("optimizer")),
-        data={name: data.get(name) for name in names} if data.get("packing") is False else None,
+        data={name: data.get(name) for name in names} if source.get("packing") is False else None,
         evaluation=(trainer.get("eval_batches"), micro_batch_size),
         is_async=trainer.get("async_save") is True,
     )
+
+
+def _first_source(data: Values) -> Values:
+    sources = data.get("sources")
+    return dictionary(sources[0]) if isinstance(sources, list) and sources else data
 
 
 def past_runs(root: str) -> list[PastRun]:

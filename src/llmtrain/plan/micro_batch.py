@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from llmtrain.config.data import ExampleBatchesSection
+from llmtrain.config.mixture import data_sections
 from llmtrain.config.schema import Config
 from llmtrain.errors import LlmtrainError
 from llmtrain.plan.fake_model import FakeModel, UnknownModel, fake_model
@@ -91,7 +92,8 @@ def _step_memory(config: Config, target: Target, sequences: int, tokens: int, ha
         states += estimate.gradients
         if trainer.max_steps != 1:  # the first update allocates them
             states += estimate.optimizer
-    has_prompts = isinstance(config.data, ExampleBatchesSection)  # pairs too: see as_examples
+    # Pairs too: see as_examples.
+    has_prompts = isinstance(data_sections(config.data)[0], ExampleBatchesSection)
     return _StepMemory(
         states=states,
         per_sequence=per_sequence,

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.config.data import ExampleBatchesSection
+from llmtrain.config.mixture import data_sections
 from llmtrain.config.model import HfCausalLmSection
 from llmtrain.config.schema import Config
 from llmtrain.distributed.batch_split import micro_batches_in_step
@@ -161,7 +162,7 @@ def planned_steps(config: Config) -> int | None:
 def tokens_per_step(config: Config, target: Target) -> float | None:
     """None where examples are not packed: their lengths are not known before the data is read."""
     config = with_pair_shapes(config)
-    data = config.data
+    data = data_sections(config.data)[0]  # all sources of a mixture have the same packing
     if isinstance(data, ExampleBatchesSection) and not data.packing:
         return None
     trainer = config.trainer

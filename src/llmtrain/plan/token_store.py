@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from llmtrain.config.data import DataConfig, ExampleBatchesSection, FilesSection
+from llmtrain.config.data import DataSection, ExampleBatchesSection, FilesSection, PreferenceJsonlSection
+from llmtrain.config.mixture import data_sections
 from llmtrain.core.text import plural
 
 BYTES_PER_TOKEN = 4
@@ -28,8 +29,9 @@ class TokenStoreSize:
         return asdict(self)
 
 
-def token_store_size(data: DataConfig, vocab_size: int | None) -> TokenStoreSize:
-    names = list(_names(data))
+def token_store_size(data: DataSection, vocab_size: int | None) -> TokenStoreSize:
+    sections = data_sections(data)
+    names = [name for section in sections for name in _names(section)]
     if not names:
         return TokenStoreSize(None, "the data is not in files of this machine")
     if vocab_size is None:
@@ -45,12 +47,12 @@ def token_store_size(data: DataConfig, vocab_size: int | None) -> TokenStoreSize
     except OSError as problem:
         return TokenStoreSize(None, f"a file cannot be read: {problem.strerror}")
     width = _number_bytes(vocab_size)
-    if isinstance(data, ExampleBatchesSection):
+    if isinstance(sections[0], ExampleBatchesSection | PreferenceJsonlSection):
         width += ANSWER_BYTES
     return TokenStoreSize(tokens * width, f"{plural(len(paths), 'file')} at {plural(per_token, 'byte')} per token")
 
 
-def _names(data: DataConfig) -> Iterator[str]:
+def _names(data: DataSection) -> Iterator[str]:
     """Files and globs. None if the data comes from a dataset."""
     if isinstance(data, FilesSection):
         yield from data.files

@@ -10,6 +10,7 @@ from llmtrain.errors import UsageError, nearest
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.heartbeats import read_heartbeats
 from llmtrain.runs.json_values import integer
+from llmtrain.runs.sources import source_rows
 from llmtrain.runs.task_scores import newest_task_scores
 from llmtrain.runs.view import RunView
 
@@ -57,6 +58,7 @@ def describe(view: RunView) -> Row:
     stamp = None if written is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written))
     return {
         **summarize(view),
+        "sources": source_rows(*view.last_rows),
         "last_written": stamp,
         "checkpoints": view.checkpoint_names,
         "best": view.pointed("best"),

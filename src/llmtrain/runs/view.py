@@ -188,6 +188,9 @@ class RunView:
     def dataset(self) -> str | None:
         """What the run is trained on: its dataset or first file, else the kind of data."""
         data = self.setting("data")
+        sources = data.get("sources")
+        if isinstance(sources, list) and sources:
+            return f"{len(sources)} sources"
         files = data.get("files")
         first_file = files[0] if isinstance(files, list) and files else None
         named = data.get("dataset_name") or data.get("train_file") or first_file or data.get("name")

@@ -10,7 +10,6 @@ from torch import nn
 from llmtrain import registry
 from llmtrain.compat.numerics import Numerics
 from llmtrain.config.check_plugins import describe_plugins
-from llmtrain.config.data import DataSection
 from llmtrain.config.distributed import DistributedSection
 from llmtrain.config.model import HfCausalLmSection, ModelSection
 from llmtrain.config.objective import ObjectiveSection
@@ -21,14 +20,15 @@ from llmtrain.core.logs import warn
 from llmtrain.core.progress import phase
 from llmtrain.core.redact import redact_values
 from llmtrain.core.seeds import derive_seed
-from llmtrain.data.base import DataModule, PreparedData
+from llmtrain.data.base import PreparedData, PreparedMixture
 from llmtrain.data.batches import Batch, EvalBatches, TrainBatches
 from llmtrain.data.content_hash import files_sha256
 from llmtrain.data.make_batches import least_width, make_batches
+from llmtrain.data.open_data import open_data
 from llmtrain.distributed.batch_split import micro_batches_in_step
 from llmtrain.distributed.parallel import is_sharding
 from llmtrain.distributed.world import World
-from llmtrain.errors import DataError, UsageError
+from llmtrain.errors import UsageError
 from llmtrain.models.base import ModelAdapter, block_matrices, build_checked, evaluating, trainable_count
 from llmtrain.models.compute_dtype import compute_in
 from llmtrain.models.device_precision import autocast_for, cast_dtype, compute_precision, with_device_precision
@@ -49,7 +49,7 @@ GPU_ATTENTION = ("flash_attention_2", "flex_attention")
 class Components:
     """Data and model of a run."""
 
-    prepared: PreparedData
+    prepared: PreparedData | PreparedMixture
     adapter: ModelAdapter
     train_batches: TrainBatches
     eval_batches: EvalBatches
@@ -92,7 +92,7 @@ def build_components(
     # Data, and the model without its weights
     assert config.run.threads
     objective = build_objective(trainer.objective)
-    prepared = _build_data(config.data, config.model, config.run.seed).prepare(config.run.threads)
+    prepared = open_data(config.data, config.model, config.run.seed).prepare(config.run.threads)
     for prompt in trainer.eval_prompts:
         prepared.tokenizer.encode(prompt)  # raises for characters that are not in the vocabulary
     tasks = load_eval_tasks(trainer, config.data)
@@ -145,17 +145,6 @@ def _check_attention(model: ModelSection, device: torch.device) -> None:
         raise UsageError(
             f"model.attention {model.attention} needs a GPU.", remedy="Set model.attention to sdpa or eager."
         )
-
-
-def _build_data(section: DataSection, model: ModelSection, seed: int) -> DataModule:
-    """The dataset. Without data.tokenizer it uses the model's own tokenizer; the recorded config is not changed."""
-    model_class = registry.resolve("model.name", model.name, registry.MODELS)
-    with plugin_errors(model_class, "default_tokenizer"):
-        tokenizer = section.tokenizer or model_class.default_tokenizer(model)
-    data_class = registry.resolve("data.name", section.name, registry.DATA)
-    with plugin_errors(data_class, "__init__", DataError):
-        data: DataModule = data_class(section.model_copy(update={"tokenizer": tokenizer}), seed)
-    return data
 
 
 def build_adapter(section: ModelSection, tokenizer_vocab: int, numerics: Numerics | None = None) -> ModelAdapter:
@@ -252,7 +241,7 @@ def base_sha256(adapter: ModelAdapter, cache_dir: str) -> str | None:
 
 
 def resume_fingerprint(
-    config: Config, prepared: PreparedData, adapter: ModelAdapter, world: World, micro_batches: int
+    config: Config, prepared: PreparedData | PreparedMixture, adapter: ModelAdapter, world: World, micro_batches: int
 ) -> dict[str, Any]:
     """What a checkpoint records so that a resume can check whether config, data and code are unchanged."""
     base = adapter.base_model()

@@ -64,7 +64,7 @@ def dry_run(config: Config) -> dict[str, Any] | None:
         "trainable_parameters": trainable_count(module),
         "vocab_size": components.adapter.vocab_size,
         "train_tokens": components.train_batches.tokens,
-        "val_tokens": len(components.prepared.val),
+        "val_tokens": components.prepared.val_tokens,
         "eval_batches": len(components.eval_batches),
         "tokens_per_step": round(components.train_batches.tokens_per_step),
         "steps": config.trainer.steps,

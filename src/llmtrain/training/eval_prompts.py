@@ -5,13 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmtrain.config.schema import EXAMPLE_DATA, Config
+from llmtrain.config.mixture import has_examples
+from llmtrain.config.schema import Config
 from llmtrain.core.arguments import Sampling
 from llmtrain.core.files import write_json
 from llmtrain.core.logs import log
 from llmtrain.core.redact import redact_values
 from llmtrain.core.text import one_line
-from llmtrain.data.base import PreparedData
+from llmtrain.data.base import PreparedData, PreparedMixture
 from llmtrain.data.examples.prompts import prompt_prefix, prompt_text
 from llmtrain.distributed.world import World
 from llmtrain.errors import DataError
@@ -31,7 +32,7 @@ class EvalPrompts:
     config: Config
     run: RunDirectory
     model: ModelHandle
-    prepared: PreparedData
+    prepared: PreparedData | PreparedMixture
     world: World
 
     def answer(self, is_interrupted: Callable[[], bool]) -> list[dict[str, str]] | None:
@@ -105,7 +106,7 @@ class EvalPrompts:
     def _has_examples(self) -> bool:
         """Whether prompts are formatted like the examples. The format of a user's own dataset is unknown, so there a
         prompt is the text itself."""
-        return self.config.data.name in EXAMPLE_DATA
+        return has_examples(self.config.data)
 
     def _agree(self, token: int, is_stopped: bool) -> int | None:
         """Rank 0's token, or None if any rank stops: one collective per token. Logits may differ between ranks in the

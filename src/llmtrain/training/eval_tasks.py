@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from llmtrain.config.schema import Config
 from llmtrain.config.trainer import TrainerSection
-from llmtrain.data.base import PreparedData
+from llmtrain.data.base import PreparedData, PreparedMixture
 from llmtrain.distributed.world import World
 from llmtrain.errors import Interrupted, PeerLost, Superseded
 from llmtrain.runs.directory import RunDirectory
@@ -32,7 +32,7 @@ class EvalTasks:
     config: Config
     run: RunDirectory
     model: ModelHandle
-    prepared: PreparedData
+    prepared: PreparedData | PreparedMixture
     world: World
     tasks: TaskSet | None
 

@@ -18,7 +18,6 @@ from llmtrain.core.fault_injection import inject_fault
 from llmtrain.core.files import is_full
 from llmtrain.core.logs import warn
 from llmtrain.data.batches import Batch, TrainBatches
-from llmtrain.data.store.token_store import TokenStore
 from llmtrain.data.tokenizers.base import TokenBytes
 from llmtrain.distributed.batch_split import MicroBatchRange
 from llmtrain.distributed.world import World
@@ -30,6 +29,7 @@ from llmtrain.training.eval_prompts import EvalPrompts
 from llmtrain.training.eval_tasks import EvalTasks, tasks_are_due
 from llmtrain.training.evaluate import evaluate
 from llmtrain.training.memory_errors import out_of_memory
+from llmtrain.training.mixture import source_scores, source_use
 from llmtrain.training.objectives.base import Objective
 from llmtrain.training.schedule import lr_at
 from llmtrain.training.step import Stepper, StepResult, TokenCounts
@@ -182,6 +182,7 @@ class Trainer:
             "train/grad_norm": float(result.grad_norm),
             "train/tokens": self.state.tokens,
             "train/epoch": self._epochs(),
+            **source_use(self.train_batches, step),
         }
         rate = self.throughput.read()
         seconds_left = self._seconds_left()
@@ -270,7 +271,7 @@ class Trainer:
     def _token_bytes(self) -> TokenBytes | None:
         """None for examples: only part of their text counts."""
         prepared = self.components.prepared
-        return prepared.tokenizer.token_bytes() if isinstance(prepared.val, TokenStore) else None
+        return prepared.tokenizer.token_bytes() if prepared.is_text else None
 
     def _evaluate(self) -> None:
         with self._paused("evaluating"):
@@ -291,6 +292,7 @@ class Trainer:
             metrics |= {f"val/{name}": value for name, value in result.metrics.items()}
             if result.bits_per_byte is not None:
                 metrics["val/bits_per_byte"] = result.bits_per_byte
+            metrics |= source_scores(result)
             scores: list[TaskScore] | None = []
             if tasks_are_due(self.config, step, self._ended_epoch(), is_last=step >= self.config.steps):
                 scores = self.eval_tasks.score(self._is_interrupted)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from llmtrain.config.data import ExampleFilesSection, FilesSection
+from llmtrain.config.mixture import MixtureSection
 from llmtrain.config.model import HfCausalLmSection
 from llmtrain.config.output import OutputSection
 from llmtrain.config.section import Section
@@ -55,20 +56,27 @@ def _checks(section: Section) -> Iterator[Check]:
         if section.lora and section.lora.quantize:
             yield check_quantization_installed
         yield partial(existing_directory, section.path, "model.path")
-    if isinstance(section, FilesSection):
-        for field in ("files", "val_files"):
-            for pattern in getattr(section, field):
-                yield partial(expand_files, [pattern], f"data.{field}")
-    if isinstance(section, ExampleFilesSection):
-        for field in ("train_file", "val_file"):
-            name = getattr(section, field)
-            if name:
-                yield partial(find_file, name, f"data.{field}")
+    yield from _file_checks(section, "data")
+    if isinstance(section, MixtureSection):
+        for index, source in enumerate(section.sections()):
+            yield from _file_checks(source, f"data.sources.{index}")
     if isinstance(section, TrackingSection):
         for tracker in enabled_trackers(section):
             yield partial(check_tracker, tracker)
     if isinstance(section, OutputSection) and section.sync_uri:
         yield partial(check_sync_installed, "output.sync_uri is set")
+
+
+def _file_checks(section: Section, path: str) -> Iterator[Check]:
+    if isinstance(section, FilesSection):
+        for field in ("files", "val_files"):
+            for pattern in getattr(section, field):
+                yield partial(expand_files, [pattern], f"{path}.{field}")
+    if isinstance(section, ExampleFilesSection):
+        for field in ("train_file", "val_file"):
+            name = getattr(section, field)
+            if name:
+                yield partial(find_file, name, f"{path}.{field}")
 
 
 def _own_remedy(error: LlmtrainError, missing: list[LlmtrainError]) -> list[str]:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from llmtrain.config.data import ChatJsonlSection, DataSection, InstructJsonlSection
+from llmtrain.config.mixture import data_sections
 from llmtrain.data.records.base import BadRecord
 from llmtrain.data.text_and_examples import Segment
 from llmtrain.data.tokenizers.base import Tokenizer
@@ -22,7 +23,9 @@ __all__ = [
 
 
 def choose_format(config: DataSection, tokenizer_dir: Path | None) -> Literal["chat", "plain"]:
-    """Resolve `auto` for a tokenizer directory (None: a built-in tokenizer, which has no chat template)."""
+    """Resolve `auto` for a tokenizer directory (None: a built-in tokenizer, which has no chat template). For a mixture,
+    in the format of its first source."""
+    config = data_sections(config)[0]
     requested = "chat" if isinstance(config, ChatJsonlSection) else getattr(config, "prompt_format", "auto")
     if requested == "plain":
         return "plain"
@@ -88,7 +91,8 @@ def prompt_prefix(config: DataSection, tokenizer_dir: Path | None, tokenizer: To
 
 
 def adds_special_tokens(config: DataSection) -> bool:
-    return not isinstance(config, InstructJsonlSection) or config.add_special_tokens
+    section = data_sections(config)[0]
+    return not isinstance(section, InstructJsonlSection) or section.add_special_tokens
 
 
 def plain_conversation(messages: list[Message]) -> str:

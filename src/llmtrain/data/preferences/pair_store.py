@@ -34,6 +34,10 @@ class PairStore:
         return self.answers.path
 
     @property
+    def tokens(self) -> npt.NDArray[Any]:
+        return self.answers.tokens
+
+    @property
     def pair_count(self) -> int:
         return self.answers.example_count // 2
 

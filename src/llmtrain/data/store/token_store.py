@@ -3,7 +3,7 @@
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from llmtrain.core.progress import detail
 from llmtrain.data.store.directory import StoreDirectory, Write, Written
 from llmtrain.data.text_and_examples import Split, TextChunk
 from llmtrain.data.tokenizers.base import Tokenizer
-from llmtrain.errors import DataError
+from llmtrain.errors import DataError, UsageError
 
 GROUP_CHARACTERS = 4 << 20  # per call of the tokenizer
 PROGRESS_SEC = 2.0
@@ -51,12 +51,13 @@ def _open_tokens(path: Path, dtype: str) -> TokenStore:
     return TokenStore(path, map_array(path, dtype))
 
 
-def text_writer(chunks: Callable[[Split], Iterable[TextChunk]], threads: int) -> Write:
+def text_writer(chunks: Callable[[Split], Iterable[TextChunk]], threads: int, adds_bos: bool = False) -> Write:
     """A function for open_or_build that writes the text of a split."""
 
     def write(directory: Path, split: Split, tokenizer: Tokenizer) -> Written:
         dtype = smallest_dtype(tokenizer.vocab_size)
-        written = write_tokens(directory / f"{split}.bin", chunks(split), tokenizer, dtype, threads, split)
+        prefix = _prefix(tokenizer) if adds_bos else []
+        written = write_tokens(directory / f"{split}.bin", chunks(split), tokenizer, dtype, threads, split, prefix)
         if not written.count:
             if split == "train":
                 remedy = "Check data.files, data.val_files and data.val_fraction."
@@ -67,6 +68,17 @@ def text_writer(chunks: Callable[[Split], Iterable[TextChunk]], threads: int) ->
     return write
 
 
+def _prefix(tokenizer: Tokenizer) -> list[int]:
+    """What begins every document with data.add_bos."""
+    prefix = tokenizer.prefix_ids()
+    if not prefix:
+        raise UsageError(
+            f"data.add_bos is true, but the tokenizer ({tokenizer.kind}) puts no tokens before a text.",
+            remedy="Set data.add_bos to false.",
+        )
+    return prefix
+
+
 def write_tokens(
     path: Path,
     chunks: Iterable[TextChunk],
@@ -74,10 +86,14 @@ def write_tokens(
     dtype: type[np.unsignedinteger[Any]],
     threads: int,
     label: str,
+    prefix: Sequence[int] = (),
 ) -> Written:
-    """Tokenize chunks into one file, in groups, so that memory does not grow with the text."""
+    """Tokenize chunks into one file, in groups, so that memory does not grow with the text. `prefix`: ids before each
+    document."""
     digest = hashlib.sha256()
     count = 0
+    before = np.array(prefix, dtype)
+    begins_document = True
     progress = TokenizeProgress(label)
     separator = np.array([tokenizer.end_of_text], dtype) if tokenizer.end_of_text is not None else None
     with path.open("wb") as file:
@@ -85,6 +101,9 @@ def write_tokens(
             texts = [chunk.text for chunk in group]
             for chunk, ids in zip(group, tokenizer.encode_many(texts, threads), strict=True):
                 parts = [ids.astype(dtype, copy=False)]
+                if begins_document and len(before):
+                    parts.insert(0, before)
+                begins_document = chunk.ends_document
                 if chunk.ends_document and separator is not None:
                     parts.append(separator)
                 for part in parts:

@@ -10,8 +10,9 @@ from typing import Any
 from llmtrain.config.data import HfTextSection
 from llmtrain.data.base import TextData
 from llmtrain.data.hf_datasets import call_datasets, hold_out, load_split
+from llmtrain.data.text.document_choice import in_split
 from llmtrain.data.text.reader import expand_files, files_identity
-from llmtrain.data.text_and_examples import Split, TextChunk
+from llmtrain.data.text_and_examples import SPLITS, Split, TextChunk
 from llmtrain.errors import DataError
 
 _BUILDERS = {".txt": "text", ".text": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
@@ -33,10 +34,26 @@ class HFText(TextData):
         else:
             # The library's fingerprint changes with the content on the hub.
             identity["rows"] = [self._load(split)._fingerprint for split in ("train", "val")]
+        if self._splits_by_hash:
+            identity["split"] = "hash"
         return identity
 
+    @property
+    def _splits_by_hash(self) -> bool:
+        config = self.config
+        has_val = bool(config.val_files) if config.files else bool(config.val_split)
+        return config.split_by == "hash" and not has_val
+
     def chunks(self, split: Split) -> Iterator[TextChunk]:
-        rows = self._load(split)
+        if self._splits_by_hash:
+            return in_split(self._all, split, self.config.val_fraction)
+        return self._texts_of(self._load(split), split)
+
+    def _all(self) -> Iterator[TextChunk]:
+        for split in SPLITS:
+            yield from self._texts_of(self._load(split), split)
+
+    def _texts_of(self, rows: Any, split: Split) -> Iterator[TextChunk]:
         column = self.config.text_column
         if column not in rows.column_names:
             raise DataError(

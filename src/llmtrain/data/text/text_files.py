@@ -10,6 +10,7 @@ from llmtrain.data.base import PreparedData, TextData
 from llmtrain.data.records.open_file import RECORD_SUFFIXES, open_records
 from llmtrain.data.records.parquet_rows import ParquetRows
 from llmtrain.data.records.usable import UsableRecords
+from llmtrain.data.text.document_choice import in_split
 from llmtrain.data.text.documents import DocumentReader, find_text_column
 from llmtrain.data.text.reader import expand_files, files_identity
 from llmtrain.data.text_and_examples import Split, TextChunk
@@ -33,6 +34,8 @@ class TextFiles(TextData):
         }
         if config.val_files:
             identity["val"] = files_identity(expand_files(config.val_files, "data.val_files"), self.cache_dir)
+        elif config.split_by == "hash":
+            identity["split"] = "hash"
         if config.text_column is not None:
             identity["records"] = [config.text_column, config.on_bad_record]
         return identity
@@ -47,8 +50,14 @@ class TextFiles(TextData):
             field = "files" if split == "train" else "val_files"
             for path in expand_files(getattr(self.config, field), f"data.{field}"):
                 yield from self._reader.read(path)
+        elif self.config.split_by == "hash":
+            yield from in_split(self._all, split, self.config.val_fraction)
         else:
             yield from self._held_out(split)
+
+    def _all(self) -> Iterator[TextChunk]:
+        for path in expand_files(self.config.files, "data.files"):
+            yield from self._reader.read(path)
 
     @cached_property
     def _held_out_from(self) -> int:

@@ -26,7 +26,7 @@ class WindowBatches(TrainBatches):
     def __getitem__(self, number: int) -> Batch:
         first = number * self.size
         starts = self.sampler.starts(first, self.size)
-        return _windows(self.store, starts, self.block_size, self.vocab_size, first)
+        return read_windows(self.store, starts, self.block_size, self.vocab_size, first)
 
     def first_shape(self) -> tuple[int, int]:
         return self.size, self.block_size
@@ -71,7 +71,7 @@ class WindowEvalBatches(EvalBatches):
     def __getitem__(self, index: int) -> Batch:
         first = int(self._chosen[index]) * self.size
         indexes = np.arange(first, min(first + self.size, self._windows), dtype=np.int64)
-        batch = _windows(self.store, indexes * self.block_size, self.block_size, self.vocab_size, first)
+        batch = read_windows(self.store, indexes * self.block_size, self.block_size, self.vocab_size, first)
         return _pad(batch, self.size)
 
     def largest_shape(self) -> tuple[int, int]:
@@ -86,7 +86,7 @@ def check_length(store: TokenStore, block_size: int, label: str) -> None:
         )
 
 
-def _windows(store: TokenStore, starts: Positions, block_size: int, vocab_size: int, first: int) -> Batch:
+def read_windows(store: TokenStore, starts: Positions, block_size: int, vocab_size: int, first: int) -> Batch:
     windows = store.tokens[starts[:, None] + np.arange(block_size + 1)]  # (B, T + 1)
     check_vocabulary(int(windows.max()), vocab_size, store.path)
     ids = torch.from_numpy(windows.astype(np.int64))

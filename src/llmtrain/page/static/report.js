@@ -5,7 +5,7 @@ import { CurvesPanel } from "./curves.js";
 import { card, command, h, isNarrow, sparkline, tiles } from "./dom.js";
 import { beside, bytes, clock, compact, count, duration, loss, money, percent, plural, setServerTime } from "./format.js";
 import { RanksPanel, table } from "./ranks.js";
-import { configTable, whyCard } from "./run.js";
+import { configTable, sourcesCard, whyCard } from "./run.js";
 import { stateBadge } from "./state.js";
 import { sweepCards } from "./sweep_table.js";
 
@@ -97,6 +97,7 @@ function showRun(parent, run, isOnly) {
   parent.append(h("div", { class: "title", id: run.key }, h("h1", null, run.row.run_id), stateBadge(run.row.state)), facts(run));
   if (run.why) parent.append(whyCard(run.why, run.row.state));
   if (isOnly) curves(parent, [run]);
+  parent.append(sourcesCard(run.row.sources) ?? "");
   const more = h("div", { class: "below" });
   parent.append(more);
   more.append(samples(run) ?? "", config(run, isOnly), folded("Commands, checkpoints and machine", files(run)));

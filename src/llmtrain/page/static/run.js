@@ -8,7 +8,7 @@ import { LogPanel } from "./logs.js";
 import { RanksPanel, table } from "./ranks.js";
 import { SamplesPanel } from "./samples.js";
 import { runLink, stateBadge } from "./state.js";
-import { ago, beside, bytes, clock, compact, count, duration, left, loss, money, percent } from "./format.js";
+import { ago, beside, bytes, clock, compact, count, duration, left, loss, money, percent, precise } from "./format.js";
 
 const TASK_TILES = 4;
 const TABS = { curves: "Curves", ranks: "Ranks and pods", logs: "Logs", samples: "Samples", tasks: "Tasks", config: "Config", files: "Checkpoints and commands" };
@@ -23,11 +23,12 @@ export class RunView {
     this.badge = h("span");
     this.actions = h("span", { class: "toolbar" });
     this.facts = h("div", { class: "facts" });
+    this.sources = h("div");
     this.why = h("div");
     this.tabs = h("nav", { class: "tabs", "aria-label": "Parts of the run" });
     this.body = h("div");
     const runId = key.slice(key.indexOf("/") + 1);
-    parent.append(h("div", { class: "title" }, h("h1", null, runId), this.badge, this.actions), this.facts, this.why, this.tabs, this.body);
+    parent.append(h("div", { class: "title" }, h("h1", null, runId), this.badge, this.actions), this.facts, this.why, this.sources, this.tabs, this.body);
     document.title = `${runId} · llmtrain`;
     this.start(tab);
     this.clock = setInterval(() => this.row && this.showFacts(), 5000);
@@ -207,6 +208,9 @@ export class RunView {
     if (this.factNames !== names) tiles(this.facts, facts);
     this.factNames = names;
     facts.forEach(([, text], index) => setText(this.facts.children[index].lastChild, text));
+    const sources = JSON.stringify(row.sources ?? []);
+    if (this.shownSources !== sources) this.sources.replaceChildren(sourcesCard(row.sources) ?? "");
+    this.shownSources = sources;
   }
 
   // The newest scores, beside the losses.
@@ -251,6 +255,13 @@ export class RunView {
     this.panel?.close?.();
     document.title = "llmtrain";
   }
+}
+
+// What a run on a mixture has used of each source, and how well it knows it.
+export function sourcesCard(sources) {
+  if (!sources?.length) return null;
+  const rows = sources.map((each) => [each.source, percent(each.share), compact(each.tokens), precise(each.epochs), loss(each.val_loss), precise(each.bits_per_byte)]);
+  return card("Sources", table(["Source", "Share", "Tokens", "Epochs", "Validation loss", "Bits per byte"], rows));
 }
 
 export function whyCard(why, state) {

@@ -1,0 +1,45 @@
+"""The sources of a mixture in the metrics of a run: `val/loss/web` is the validation loss of the source `web`."""
+
+from typing import Any
+
+from llmtrain.core.terminal import format_table
+from llmtrain.runs.json_values import finite, short_text
+from llmtrain.runs.metrics import Row
+
+Values = dict[str, Any]
+_TOKENS = "train/tokens/"
+
+
+def source_rows(train: Row, val: Row) -> list[Values]:
+    """What the last rows of metrics say about each source; empty for a run without a mixture."""
+    labels = [name.removeprefix(_TOKENS) for name in train if name.startswith(_TOKENS)]
+    tokens = {label: finite(train.get(f"{_TOKENS}{label}")) or 0.0 for label in labels}
+    total = sum(tokens.values())
+    rows = []
+    for label in labels:
+        rows.append(
+            {
+                "source": short_text(label),
+                "tokens": tokens[label],
+                "share": tokens[label] / total if total else None,
+                "epochs": finite(train.get(f"train/epoch/{label}")),
+                "val_loss": finite(val.get(f"val/loss/{label}")),
+                "bits_per_byte": finite(val.get(f"val/bits_per_byte/{label}")),
+            }
+        )
+    return rows
+
+
+def source_cells(rows: list[Values]) -> list[list[str]]:
+    """A table with a head; columns that no source has are left out."""
+    styles = {"tokens": ",.0f", "share": ".1%", "epochs": ".2f", "val_loss": ".4f", "bits_per_byte": ".3f"}
+    shown = [name for name in styles if any(row[name] is not None for row in rows)]
+    cells = [["source", *shown]]
+    for row in rows:
+        values = [format(row[name], styles[name]) if row[name] is not None else "-" for name in shown]
+        cells.append([row["source"], *values])
+    return cells
+
+
+def source_table(rows: list[Values]) -> list[str]:
+    return format_table(source_cells(rows)).splitlines()
