@@ -383,6 +383,14 @@ def change_progress(**values: Any) -> Callable[[Path], None]:
     return forge
 
 
+def change_state(**values: Any) -> Callable[[Path], None]:
+    def forge(folder: Path) -> None:
+        state = json.loads((folder / "state.json").read_text())
+        (folder / "state.json").write_text(json.dumps({**state, **values}))
+
+    return forge
+
+
 FORGERIES: dict[str, Callable[[Path], None]] = {
     "offset outside": change_index(lambda entry: entry["pieces"][0].update(offset=[9, 0])),
     "larger": change_index(lambda entry: (entry.update(shape=[4096, 64]), entry["pieces"][0].update(shape=[4096, 64]))),
@@ -397,6 +405,9 @@ FORGERIES: dict[str, Callable[[Path], None]] = {
     "true": change_progress(tokens=True),
     "negative": change_progress(epoch=-1),
     "unknown": change_progress(colour=3),
+    "base model as list": change_state(base_model=[1]),
+    "base hash as object": change_state(base_sha256={}),
+    "tokenizer hash as number": change_state(tokenizer_sha256=5),
 }
 
 

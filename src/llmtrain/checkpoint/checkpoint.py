@@ -25,6 +25,8 @@ INDEX = "index.json"
 GROUPS = ("model", "optimizer")
 _REQUIRED_FILES = {INDEX, STATE}
 _STATE_FIELDS = {"progress": dict, "config": dict, "data_fingerprint": str, "vocab_size": int}
+_OPTIONAL_TEXTS = ("tokenizer_sha256", "base_sha256", "base_model")
+"""Fields of state.json that earlier versions, or runs without a base model, do not have."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,9 @@ class Checkpoint:
             )
         if not all(isinstance(state.get(name), kind) for name, kind in _STATE_FIELDS.items()):
             raise CheckpointError(f"{path} must contain {', '.join(_STATE_FIELDS)}.")
+        for name in _OPTIONAL_TEXTS:
+            if not isinstance(state.get(name), str | None):
+                raise CheckpointError(f"{path} has an invalid field: {name} must be text or null.")
         return state
 
     def tensors(self, group: str) -> Tensors:
@@ -78,6 +83,10 @@ class Checkpoint:
     def dtypes(self, group: str) -> dict[str, str]:
         """The data type of every tensor of `model` or `optimizer`, such as float32, by its name."""
         return {name: entry["dtype"] for name, entry in self._index()[group].items()}
+
+    def shapes(self, group: str) -> dict[str, list[int]]:
+        """The shape of every tensor of `model` or `optimizer`, by its name."""
+        return {name: entry["shape"] for name, entry in self._index()[group].items()}
 
     def read_into(self, group: str, targets: Tensors) -> None:
         """Fill existing tensors in place; of a sharded tensor only this rank's slice is read."""
