@@ -9,6 +9,7 @@ so loading a checkpoint from an untrusted source cannot run code.
 """
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from llmtrain.checkpoint.shards import Index, check_index, read_full, read_into
 from llmtrain.checkpoint.state import Tensors, TrainState
 from llmtrain.core.files import open_text
+from llmtrain.core.text import format_bytes
 from llmtrain.errors import CheckpointError
 from llmtrain.runs.checksums import CHECKSUMS, damage, is_entry, read_checksums, step_of
 
@@ -23,6 +25,9 @@ FORMAT_VERSION = 2
 STATE = "state.json"
 INDEX = "index.json"
 GROUPS = ("model", "optimizer")
+MAX_JSON_BYTES = 1 << 30
+"""Maximum size of state.json and index.json, which is enough for millions of tensors. A sparse file takes no disk
+space, but reading it takes all of the memory."""
 _REQUIRED_FILES = {INDEX, STATE}
 _STATE_FIELDS = {"progress": dict, "config": dict, "data_fingerprint": str, "vocab_size": int}
 _OPTIONAL_TEXTS = ("tokenizer_sha256", "base_sha256", "base_model")
@@ -123,6 +128,8 @@ class Checkpoint:
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         with open_text(path) as file:
+            if os.fstat(file.fileno()).st_size > MAX_JSON_BYTES:
+                raise CheckpointError(f"{path} is larger than {format_bytes(MAX_JSON_BYTES)}.")
             return dict(json.load(file))
     except (OSError, ValueError, TypeError, RecursionError):
         raise CheckpointError(f"{path} cannot be read.") from None
