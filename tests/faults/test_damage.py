@@ -14,6 +14,7 @@ import pytest
 import torch
 from fault_harness import RUN_ID, STEPS, Outcome
 
+from llmtrain.checkpoint import checkpoint as one_checkpoint
 from llmtrain.checkpoint import store as checkpoint_module
 from llmtrain.checkpoint.checkpoint import Checkpoint
 from llmtrain.checkpoint.store import CheckpointStore, find_checkpoint
@@ -388,6 +389,14 @@ def change_progress(**values: Any) -> Callable[[Path], None]:
     return forge
 
 
+def change_state(**values: Any) -> Callable[[Path], None]:
+    def forge(folder: Path) -> None:
+        state = json.loads((folder / "state.json").read_text())
+        (folder / "state.json").write_text(json.dumps({**state, **values}))
+
+    return forge
+
+
 FORGERIES: dict[str, Callable[[Path], None]] = {
     "offset outside": change_index(lambda entry: entry["pieces"][0].update(offset=[9, 0])),
     "larger": change_index(lambda entry: (entry.update(shape=[4096, 64]), entry["pieces"][0].update(shape=[4096, 64]))),
@@ -402,6 +411,9 @@ FORGERIES: dict[str, Callable[[Path], None]] = {
     "true": change_progress(tokens=True),
     "negative": change_progress(epoch=-1),
     "unknown": change_progress(colour=3),
+    "base model as list": change_state(base_model=[1]),
+    "base hash as object": change_state(base_sha256={}),
+    "tokenizer hash as number": change_state(tokenizer_sha256=5),
 }
 
 
@@ -423,6 +435,18 @@ def test_inconsistent_checkpoint_with_valid_hashes_is_skipped(
     assert ended.code == 0, ended.output
     assert ended.result["resumed_from"] == 4
     assert harness.outcome(killed_root, ended.result) == golden
+
+
+@pytest.mark.parametrize("name", ["index.json", "state.json"])
+def test_huge_json_file_is_refused_before_it_is_read(
+    good: Checkpoint, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sparse one takes no disk space. Reads without `verify`, such as the search for the best checkpoint, count."""
+    monkeypatch.setattr(one_checkpoint, "MAX_JSON_BYTES", 1 << 20)
+    file = good.path / name
+    file.write_text(file.read_text() + " " * (1 << 20))  # still valid JSON
+    with pytest.raises(CheckpointError, match=name):
+        _ = good.val_loss if name == "state.json" else good.dtypes("model")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ so loading a checkpoint from an untrusted source cannot run code.
 """
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from llmtrain.checkpoint.shards import Index, check_index, read_full, read_into
 from llmtrain.checkpoint.state import Tensors, TrainState
 from llmtrain.config.best_metric import VAL_LOSS
 from llmtrain.core.files import open_text
+from llmtrain.core.text import format_bytes
 from llmtrain.errors import CheckpointError
 from llmtrain.runs.checksums import CHECKSUMS, damage, is_entry, read_checksums, step_of
 
@@ -24,8 +26,13 @@ FORMAT_VERSION = 2
 STATE = "state.json"
 INDEX = "index.json"
 GROUPS = ("model", "optimizer")
+MAX_JSON_BYTES = 1 << 30
+"""Maximum size of state.json and index.json, which is enough for millions of tensors. A sparse file takes no disk
+space, but reading it takes all of the memory."""
 _REQUIRED_FILES = {INDEX, STATE}
 _STATE_FIELDS = {"progress": dict, "config": dict, "data_fingerprint": str, "vocab_size": int}
+_OPTIONAL_TEXTS = ("tokenizer_sha256", "base_sha256", "base_model")
+"""Fields of state.json that earlier versions, or runs without a base model, do not have."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,9 @@ class Checkpoint:
             )
         if not all(isinstance(state.get(name), kind) for name, kind in _STATE_FIELDS.items()):
             raise CheckpointError(f"{path} must contain {', '.join(_STATE_FIELDS)}.")
+        for name in _OPTIONAL_TEXTS:
+            if not isinstance(state.get(name), str | None):
+                raise CheckpointError(f"{path} has an invalid field: {name} must be text or null.")
         return state
 
     def tensors(self, group: str) -> Tensors:
@@ -89,6 +99,10 @@ class Checkpoint:
     def dtypes(self, group: str) -> dict[str, str]:
         """The data type of every tensor of `model` or `optimizer`, such as float32, by its name."""
         return {name: entry["dtype"] for name, entry in self._index()[group].items()}
+
+    def shapes(self, group: str) -> dict[str, list[int]]:
+        """The shape of every tensor of `model` or `optimizer`, by its name."""
+        return {name: entry["shape"] for name, entry in self._index()[group].items()}
 
     def read_into(self, group: str, targets: Tensors) -> None:
         """Fill existing tensors in place; of a sharded tensor only this rank's slice is read."""
@@ -125,6 +139,8 @@ class Checkpoint:
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         with open_text(path) as file:
+            if os.fstat(file.fileno()).st_size > MAX_JSON_BYTES:
+                raise CheckpointError(f"{path} is larger than {format_bytes(MAX_JSON_BYTES)}.")
             return dict(json.load(file))
     except (OSError, ValueError, TypeError, RecursionError):
         raise CheckpointError(f"{path} cannot be read.") from None

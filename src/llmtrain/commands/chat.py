@@ -1,5 +1,6 @@
 """llmtrain chat: chat with a trained model."""
 
+import io
 import re
 import signal
 import sys
@@ -15,7 +16,7 @@ from llmtrain.commands.spinner import progress
 from llmtrain.commands.stream import TextStream, is_streaming
 from llmtrain.core.arguments import Sampling, Source
 from llmtrain.core.terminal import say
-from llmtrain.errors import Interrupted
+from llmtrain.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
     from llmtrain.inference.generate import Messages
@@ -126,6 +127,9 @@ def _answer(
 def converse(answer: Callable[["Messages"], str], messages: "Messages", shows_questions: bool = False) -> None:
     """Answer each line of standard input, and append both to `messages`, which may begin with a system prompt."""
     first = len(messages)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # Else `input` raises UnicodeDecodeError, and loses the lines that it has read ahead.
+        sys.stdin.reconfigure(errors="surrogateescape")
     while True:
         try:
             line = input(PROMPT if sys.stdin.isatty() else "").strip()
@@ -135,6 +139,11 @@ def converse(answer: Callable[["Messages"], str], messages: "Messages", shows_qu
             return
         if not line:
             return
+        if not _is_valid_text(line):
+            if not sys.stdin.isatty():
+                raise UsageError("Standard input must be valid UTF-8.", remedy="Convert it, for example with iconv.")
+            say("The message is not valid UTF-8 and was not sent.", sys.stderr)
+            continue
         if shows_questions:
             say(f"{PROMPT}{line}")
         if line == "/reset":
@@ -146,3 +155,12 @@ def converse(answer: Callable[["Messages"], str], messages: "Messages", shows_qu
         else:
             messages.append({"role": "user", "content": line})
             messages.append({"role": "assistant", "content": answer(messages)})
+
+
+def _is_valid_text(line: str) -> bool:
+    """Whether it has no bytes that are not UTF-8, which are surrogates here."""
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

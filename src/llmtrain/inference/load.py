@@ -22,8 +22,10 @@ from llmtrain.config.schema import Config
 from llmtrain.core.arguments import Source
 from llmtrain.core.files import read_json
 from llmtrain.core.logs import warn
+from llmtrain.core.text import format_bytes
 from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.data.tokenizers.load import load_saved_tokenizer, load_tokenizer
+from llmtrain.distributed.machine_limits import machine_memory
 from llmtrain.distributed.world import pick_device
 from llmtrain.errors import CheckpointError, DataError, UsageError
 from llmtrain.hub.find import find_model
@@ -32,7 +34,7 @@ from llmtrain.models.base import ModelAdapter, build_checked
 from llmtrain.models.compute_dtype import copy_in
 from llmtrain.models.device_precision import Autocast, autocast_for, cast_dtype, with_device_precision
 from llmtrain.models.hf.lora import ADAPTER_CONFIG, BASE_RECORD, is_adapter, load_adapter, named_base_model
-from llmtrain.plugins import describe_plugin
+from llmtrain.plugins import describe_plugin, is_plugin_class
 from llmtrain.runs.directory import RunDirectory, find_run
 from llmtrain.runs.run_plugins import check_run_plugins
 from llmtrain.runs.state import RunState
@@ -189,6 +191,8 @@ def _load_weights(adapter: ModelAdapter, checkpoint: Checkpoint, cache_dir: str,
     is_lora = isinstance(adapter.config, HfCausalLmSection) and adapter.config.lora is not None
     if is_lora:
         _check_base(adapter, cache_dir, base_sha256)
+    else:
+        _check_shapes(adapter, checkpoint)
     with preserved():
         module = build_checked(adapter, is_empty=not is_lora)
     stored = checkpoint.tensors("model")
@@ -203,6 +207,32 @@ def _load_weights(adapter: ModelAdapter, checkpoint: Checkpoint, cache_dir: str,
     if wrong:
         raise CheckpointError(f"{checkpoint.path} contains another model: {', '.join(wrong[:3])} differ.")
     return module
+
+
+def _check_shapes(adapter: ModelAdapter, checkpoint: Checkpoint) -> None:
+    """Refuse another model, and one too large for this machine, before memory is allocated: the config of a checkpoint
+    from elsewhere may have any sizes."""
+    if is_plugin_class(type(adapter)) or getattr(adapter.config, "trust_remote_code", False):
+        return  # the code of others may not build a module without data
+    with preserved(), torch.device("meta"):
+        module = adapter.build_empty()
+    need = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+    memory = machine_memory()
+    if need > memory:
+        raise UsageError(
+            f"The model of {checkpoint.path} needs at least {format_bytes(need)} of memory, and there are "
+            f"{format_bytes(memory)}.",
+            remedy="Use a machine with more memory.",
+        )
+    expected = {name: list(tensor.shape) for name, tensor in model_tensors(module).items()}
+    stored = checkpoint.shapes("model")
+    wrong = sorted(name for name in expected.keys() | stored.keys() if expected.get(name) != stored.get(name))
+    if wrong:
+        name = wrong[0]
+        raise CheckpointError(
+            f"{checkpoint.path} contains another model: {name} has shape {stored.get(name)}, and by the config of the "
+            f"checkpoint {expected.get(name)}."
+        )
 
 
 def _check_base(adapter: ModelAdapter, cache_dir: str, recorded: str | None) -> None:
