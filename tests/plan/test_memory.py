@@ -96,7 +96,7 @@ def test_states_of_adafactor_are_negligible(tmp_path: Path) -> None:
     real = real_states(config)
     memory = estimated(config)
     assert (memory.weights, memory.gradients) == (real["weights"], real["gradients"])
-    assert memory.optimizer == 0
+    assert 0 < memory.optimizer < memory.weights / 20
     assert real["optimizer"] < 0.1 * memory.weights  # a tiny model: rows and columns are short
 
 
