@@ -161,3 +161,16 @@ def test_loss_of_another_step_is_marked() -> None:
     assert "validation loss" not in found
     assert found["validation loss (of step 8, not of these weights)"] == "1.7500"
     assert found["best validation loss"] == "1.6250"
+
+
+def test_scores_on_tasks_are_listed_with_what_makes_them_comparable() -> None:
+    score = {
+        "version": "1.0",
+        "few_shot": 5,
+        "items": 200,
+        "sha256": "ef" * 32,
+        "metrics": {"acc": 0.5, "acc_norm": 0.625},
+    }
+    card = model_card(config(), {**PROGRESS, "tasks": {"arc_easy": score}}, BASE, None, is_adapter=True)
+    assert f"| arc_easy | 1.0 | 5 | 200 | `{'ef' * 32}` | acc 0.5000, acc_norm 0.6250 |" in card
+    assert "## Tasks" not in model_card(config(), PROGRESS, BASE, None, is_adapter=True)

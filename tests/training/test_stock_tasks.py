@@ -2,16 +2,15 @@
 
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from lm_eval_reference import assert_equal, hflm_results
 from stock_task_data import TASKS, write_task_data
 from task_models import gpt_model, llama_model
 
 from llmtrain.config.task_specs import parse_tasks
-from llmtrain.hub.task_index import find_stock_tasks
 from llmtrain.training.tasks.score import TaskScore
 from llmtrain.training.tasks.task_model import TaskModel
 from llmtrain.training.tasks.task_set import load_tasks
@@ -27,46 +26,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def score(model: TaskModel, names: str, data: Path, limit: int | None = None) -> dict[str, TaskScore]:
     tasks = load_tasks(parse_tasks([names], "--tasks"), data, limit)
     return {each.task: each for each in tasks.score(model)}
-
-
-def hflm_results(directory: Path, names: tuple[str, ...], data: Path, few_shot: int | None = None) -> dict[str, Any]:
-    """What lm_eval itself computes, with its own model class, from the same files."""
-    import yaml
-    from lm_eval import simple_evaluate
-    from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
-
-    folder = directory.parent / "lm-eval-yaml"
-    folder.mkdir(exist_ok=True)
-    for task in find_stock_tasks(names)[0]:
-        values = {"include": str(task.file), "task": task.name, "dataset_path": str(data / str(task.dataset))}
-        (folder / f"{task.name}.yaml").write_text(yaml.safe_dump(values))
-    model = HFLM(pretrained=str(directory), dtype="float32", device="cpu", batch_size=8)
-    results = simple_evaluate(
-        model,
-        tasks=list(names),
-        num_fewshot=few_shot,
-        task_manager=TaskManager(include_path=str(folder), include_defaults=False),
-        bootstrap_iters=0,
-    )
-    assert results is not None
-    return dict(results["results"])
-
-
-def assert_equal(scores: dict[str, TaskScore], expected: dict[str, Any]) -> None:
-    compared = 0
-    for task, values in expected.items():
-        for key, value in values.items():
-            metric, comma, _ = key.partition(",")
-            if not comma or metric.endswith("_stderr"):
-                continue
-            found = scores[task].metrics[metric]
-            if metric == "perplexity":
-                assert found == pytest.approx(value, rel=1e-5)
-            else:
-                assert found == value, f"{task} {metric}"
-            compared += 1
-    assert compared >= len(expected)
 
 
 def exported(model: TaskModel, directory: Path) -> Path:

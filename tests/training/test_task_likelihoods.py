@@ -153,3 +153,18 @@ def test_the_bits_do_not_depend_on_the_number_of_processes(tmp_path: Path, kind:
         for found in ranks.values(ranks.run_ranks(count, lambda world: scored(world, path, kind, 4))):
             assert [each.value.hex() for each in found] == [each.value.hex() for each in alone]
             assert found == alone
+
+
+def test_very_long_texts_are_scored_in_smaller_batches(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("gpt2", batch_size=8)
+    requests = requests_of(model)
+    expected = [each.value for each in log_likelihoods(model, requests)]
+    monkeypatch.setattr(likelihoods, "MAX_BATCH_TOKENS", 100)
+    sizes: list[int] = []
+    embedding = next(part for part in model.module.modules() if isinstance(part, torch.nn.Embedding))
+    handle = embedding.register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].numel()))
+    found = [each.value for each in log_likelihoods(model, requests)]
+    handle.remove()
+    assert found == pytest.approx(expected, abs=1e-5)
+    longest = max(len(request.context) + len(request.continuation) for request in requests)
+    assert max(sizes) <= max(100, 5 * longest)  # the requests of one item stay together

@@ -22,6 +22,8 @@ MIN_SHARED = 8
 """Shorter common beginnings are computed again for each request: they are not worth a forward pass of their own."""
 SHARED_SPREAD = 0.125
 """By how much of their length the common beginnings in a batch may differ. All are cut to the shortest."""
+MAX_BATCH_TOKENS = 16_384
+"""A window of a long text may fill the context of the model: several of those do not fit into memory."""
 PROBE_TOKENS = 12
 
 
@@ -121,9 +123,17 @@ def _batches(rows: Sequence[_Row], requests: Sequence[Request], batch_size: int,
     shared.sort(key=lambda each: (-each[0], -_longest(each[1]), each[1][0].number))
     single.sort(key=lambda row: (-len(row.inputs), row.number))
     batches = list(_shared_batches(shared, batch_size))
-    for first in range(0, len(single), batch_size):
-        batches.append(_Batch(0, [[row] for row in single[first : first + batch_size]]))
+    first = 0
+    while first < len(single):
+        end = first + _row_limit(batch_size, len(single[first].inputs))
+        batches.append(_Batch(0, [[row] for row in single[first:end]]))
+        first = end
     return batches
+
+
+def _row_limit(batch_size: int, length: int) -> int:
+    """Rows of a batch: fewer than the batch size if the longest one is very long."""
+    return max(1, min(batch_size, MAX_BATCH_TOKENS // max(1, length)))
 
 
 def _items(rows: Sequence[_Row], requests: Sequence[Request]) -> Iterator[list[_Row]]:
@@ -156,7 +166,8 @@ def _shared_batches(items: Sequence[tuple[int, list[_Row]]], batch_size: int) ->
     count = 0
     longest = shortest = 0
     for length, rows in items:
-        is_full = count + len(rows) > batch_size or length < longest * (1 - SHARED_SPREAD)
+        limit = _row_limit(batch_size, max(_longest(item) for item in [*batch, rows]))
+        is_full = count + len(rows) > limit or length < longest * (1 - SHARED_SPREAD)
         if batch and is_full:
             yield _Batch(shortest, batch)
             batch = []
