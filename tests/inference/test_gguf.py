@@ -76,7 +76,7 @@ def test_data_types(make_gguf: Callable[..., Any], dtype: str) -> None:
     assert done.code == 0, done.err
     types = {tensor.tensor_type.name for tensor in GGUFReader("out/model.gguf").tensors}
     assert types == {"F32", dtype.upper()}
-    assert 1e-6 < done.json["check"]["logits_error"] < 1e-2
+    assert 1e-6 < done.json["check"]["logits_error"] < 4e-2
 
 
 @pytest.mark.slow
