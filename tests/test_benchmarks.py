@@ -21,6 +21,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "install": (),
     "launch": (),
     "lora": ("--model", "{directory}/model", "--data", "{directory}/rows.jsonl", "--rows", "16", "--rounds", "1"),
+    "mixture": ("--rounds", "1", "--batches", "20", "--steps", "2", "--batch", "2", "--block-size", "16"),
     "optimizer_overhead": ("--rounds", "1", "--steps", "1"),
     "plan": ("--tiny",),
     "page": ("--runs", "30", "--rows", "300", "--ranks", "16", "--seconds", "1", "--rounds", "1"),

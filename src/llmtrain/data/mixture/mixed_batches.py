@@ -4,14 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch.nn.functional import pad
 
 from llmtrain.config.mixture import MixtureSection
-from llmtrain.core.targets import IGNORE_INDEX
 from llmtrain.data.batches import Batch, EvalBatches, EvalGroup, SourceProgress, TrainBatches
 from llmtrain.data.examples.selection import Indexes
-from llmtrain.data.mixture.sample_sets import SampleSet
+from llmtrain.data.mixture.sample_sets import Part, SampleSet
 from llmtrain.data.mixture.schedule import MixtureSchedule, Stage
 from llmtrain.errors import UsageError
 
@@ -72,12 +69,10 @@ class MixedBatches(TrainBatches):
     def __getitem__(self, number: int) -> Batch:
         sources, numbers = self._samples_of(number)
         parts = []
-        places = []
         for source in np.unique(sources):
-            place = np.flatnonzero(sources == source)
-            parts.append(self.sources[source].samples.batch(numbers[place]))
-            places.append(place)
-        return join(parts, np.concatenate(places), number * self.size)
+            rows = np.flatnonzero(sources == source)
+            parts.append(Part(self.sources[source].samples, numbers[rows], rows))
+        return parts[0].samples.mixed(parts, number * self.size)
 
     def first_shape(self) -> tuple[int, int]:
         sequences, tokens = self[0].inputs.shape
@@ -179,23 +174,3 @@ class MixedEvalBatches(EvalBatches):
     def groups(self) -> list[EvalGroup]:
         rows = zip(self._labels, self._shares, self.parts, strict=True)
         return [EvalGroup(label, share, len(part)) for label, share, part in rows]
-
-
-def join(parts: Sequence[Batch], places: Indexes, first_sample: int) -> Batch:
-    """One batch of several, padded to the longest. `places`: the row in it of each row of the parts."""
-    width = max(part.inputs.shape[1] for part in parts)
-    order = torch.from_numpy(np.argsort(places))
-
-    def rows(tensors: Sequence[torch.Tensor], fill: int) -> torch.Tensor:
-        padded = [pad(tensor, (0, width - tensor.shape[1]), value=fill) for tensor in tensors]
-        return torch.cat(padded)[order]
-
-    positions = [part.positions for part in parts if part.positions is not None]
-    return Batch(
-        rows([part.inputs for part in parts], 0),
-        rows([part.targets for part in parts], IGNORE_INDEX),
-        sum(part.target_count for part in parts),
-        first_sample,
-        sum(part.token_count for part in parts),
-        rows(positions, 0) if positions else None,  # packed sequences all have the same width
-    )

@@ -6,16 +6,31 @@ SampleSet        length, tokens, batch(numbers)
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn.functional import pad
 
 from llmtrain.core.seeds import derive_seed
+from llmtrain.core.targets import IGNORE_INDEX
 from llmtrain.data.batches import Batch
 from llmtrain.data.examples.example_batches import Samples, locations
 from llmtrain.data.examples.selection import Indexes
 from llmtrain.data.sampler import WindowSampler, permute
 from llmtrain.data.store.token_store import TokenStore
-from llmtrain.data.text.window_batches import check_length, read_windows
+from llmtrain.data.text.window_batches import check_length, read_windows, window_batch
+
+
+class Part(NamedTuple):
+    """What one source contributes to a batch."""
+
+    samples: "SampleSet"
+    numbers: Indexes
+    rows: Indexes
+    """Rows of the batch, one per number."""
 
 
 class SampleSet(ABC):
@@ -43,6 +58,11 @@ class SampleSet(ABC):
     def lengths(self, numbers: Indexes) -> Indexes:
         """Input tokens of each sample."""
 
+    @classmethod
+    def mixed(cls, parts: Sequence[Part], first_sample: int) -> Batch:
+        """A batch of samples of several sets of this kind."""
+        return join([part.samples.batch(part.numbers) for part in parts], parts, first_sample)
+
     def describe(self, numbers: Indexes) -> str:
         """Where these samples come from, for messages."""
         return f"{len(numbers)} samples from {numbers[0]} on"
@@ -66,9 +86,21 @@ class WindowSet(SampleSet):
         return self.sampler.windows * self.block_size
 
     def batch(self, numbers: Indexes) -> Batch:
+        return self.mixed([Part(self, numbers, np.arange(len(numbers)))], int(numbers[0]))
+
+    @classmethod
+    def mixed(cls, parts: Sequence[Part], first_sample: int) -> Batch:
+        """Copies each window once: joining batches would take longer than reading them."""
+        windows = [part.samples._windows(part.numbers) for part in parts if isinstance(part.samples, cls)]
+        together = np.empty((sum(map(len, windows)), windows[0].shape[1]), np.int64)  # (B, T + 1)
+        for part, read in zip(parts, windows, strict=True):
+            together[part.rows] = read
+        return window_batch(together, first_sample)
+
+    def _windows(self, numbers: Indexes) -> npt.NDArray[Any]:
         first = int(numbers.min())
         starts = self.sampler.starts(first, int(numbers.max()) - first + 1)[numbers - first]
-        return read_windows(self.store, starts, self.block_size, self.vocab_size, first)
+        return read_windows(self.store, starts, self.block_size, self.vocab_size)
 
     def lengths(self, numbers: Indexes) -> Indexes:
         return np.full(len(numbers), self.block_size)
@@ -96,6 +128,11 @@ class ExampleSet(SampleSet):
             return np.full(len(numbers), self.samples.block_size)
         return self.samples.selection.lengths[self._chosen(numbers)]
 
+    @classmethod
+    def mixed(cls, parts: Sequence[Part], first_sample: int) -> Batch:
+        """A batch of samples of several sets of this kind."""
+        return join([part.samples.batch(part.numbers) for part in parts], parts, first_sample)
+
     def describe(self, numbers: Indexes) -> str:
         return locations(self.samples.store, self.samples.examples(self._chosen(numbers)))
 
@@ -108,3 +145,23 @@ class ExampleSet(SampleSet):
             key = derive_seed(self.seed, "rows", int(epoch))
             chosen[is_in_epoch] = permute(indexes[is_in_epoch], len(self.samples), key)
         return chosen
+
+
+def join(batches: Sequence[Batch], parts: Sequence[Part], first_sample: int) -> Batch:
+    """One batch of several, padded to the longest."""
+    width = max(batch.inputs.shape[1] for batch in batches)
+    order = torch.from_numpy(np.argsort(np.concatenate([part.rows for part in parts])))
+
+    def rows(tensors: Sequence[torch.Tensor], fill: int) -> torch.Tensor:
+        padded = [pad(tensor, (0, width - tensor.shape[1]), value=fill) for tensor in tensors]
+        return torch.cat(padded)[order]
+
+    positions = [batch.positions for batch in batches if batch.positions is not None]
+    return Batch(
+        rows([batch.inputs for batch in batches], 0),
+        rows([batch.targets for batch in batches], IGNORE_INDEX),
+        sum(batch.target_count for batch in batches),
+        first_sample,
+        sum(batch.token_count for batch in batches),
+        rows(positions, 0) if positions else None,  # packed sequences all have the same width
+    )

@@ -1,6 +1,9 @@
 """Batches of running text: windows of block_size tokens from a token store."""
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from llmtrain.core.targets import IGNORE_INDEX
@@ -26,7 +29,7 @@ class WindowBatches(TrainBatches):
     def __getitem__(self, number: int) -> Batch:
         first = number * self.size
         starts = self.sampler.starts(first, self.size)
-        return read_windows(self.store, starts, self.block_size, self.vocab_size, first)
+        return window_batch(read_windows(self.store, starts, self.block_size, self.vocab_size), first)
 
     def first_shape(self) -> tuple[int, int]:
         return self.size, self.block_size
@@ -71,8 +74,8 @@ class WindowEvalBatches(EvalBatches):
     def __getitem__(self, index: int) -> Batch:
         first = int(self._chosen[index]) * self.size
         indexes = np.arange(first, min(first + self.size, self._windows), dtype=np.int64)
-        batch = read_windows(self.store, indexes * self.block_size, self.block_size, self.vocab_size, first)
-        return _pad(batch, self.size)
+        windows = read_windows(self.store, indexes * self.block_size, self.block_size, self.vocab_size)
+        return _pad(window_batch(windows, first), self.size)
 
     def largest_shape(self) -> tuple[int, int]:
         return self.size, self.block_size
@@ -86,11 +89,15 @@ def check_length(store: TokenStore, block_size: int, label: str) -> None:
         )
 
 
-def read_windows(store: TokenStore, starts: Positions, block_size: int, vocab_size: int, first: int) -> Batch:
-    windows = store.tokens[starts[:, None] + np.arange(block_size + 1)]  # (B, T + 1)
+def read_windows(store: TokenStore, starts: Positions, block_size: int, vocab_size: int) -> npt.NDArray[Any]:
+    windows: npt.NDArray[Any] = store.tokens[starts[:, None] + np.arange(block_size + 1)]  # (B, T + 1)
     check_vocabulary(int(windows.max()), vocab_size, store.path)
-    ids = torch.from_numpy(windows.astype(np.int64))
-    count = len(starts) * block_size
+    return windows
+
+
+def window_batch(windows: npt.NDArray[Any], first: int) -> Batch:
+    ids = torch.from_numpy(windows.astype(np.int64, copy=False))
+    count = len(windows) * (windows.shape[1] - 1)
     return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), count, first, count)
 
 
