@@ -56,6 +56,11 @@ def test_no_secrets_from_environment_and_tracking_uri(make_config: MakeConfig, t
 
 
 def test_no_secrets_in_a_local_mlflow_store(make_config: MakeConfig, empty_store: Path, tmp_path: Path) -> None:
+    def wait_longer() -> None:
+        from llmtrain.tracking import background
+
+        background.FLUSH_SEC = 120.0  # a busy machine takes more than 30 s, and the artifacts would be missing
+
     store = tmp_path / "mlflow"
     store.mkdir()
     shutil.copy(empty_store, store / "mlflow.db")
@@ -66,7 +71,7 @@ def test_no_secrets_in_a_local_mlflow_store(make_config: MakeConfig, empty_store
         tracking__mlflow__run_name="with secrets around",
         run__notes=f"{CANARIES['AWS_SECRET_ACCESS_KEY']} was pasted here",
     )
-    ended = harness.run(config, env=CANARIES)
+    ended = harness.run(config, env=CANARIES, before=wait_longer)
     assert ended.code == 0, ended.output
     assert "MLflow failed" not in ended.output, ended.output
     assert (store / "mlflow.db").read_bytes() != before
