@@ -11,6 +11,7 @@ from stock_task_data import TASKS, write_task_data
 from task_models import gpt_model, llama_model
 
 from llmtrain.config.task_specs import parse_tasks
+from llmtrain.hub.task_index import find_stock_tasks
 from llmtrain.training.tasks.score import TaskScore
 from llmtrain.training.tasks.task_model import TaskModel
 from llmtrain.training.tasks.task_set import load_tasks
@@ -79,3 +80,25 @@ def test_examples_are_the_same_each_time_and_random_state_is_kept(data: Path) ->
     assert found == (random.random(), np.random.rand(), torch.rand(1).item())
     assert first[0].few_shot == 2
     assert first[0].items == 5
+
+
+def test_a_group_has_the_mean_of_its_tasks(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weighted by the number of items, as the group says; its tasks are found by a tag that they inherit."""
+    from llmtrain.hub import task_index
+
+    folder = tmp_path / "stock" / "pair"
+    folder.mkdir(parents=True)
+    original = find_stock_tasks(["openbookqa"])[0][0].file
+    (folder / "_base").write_text(f"include: {original}\ntag: pair_tasks\n")
+    (folder / "one.yaml").write_text("include: _base\ntask: one\n")
+    (folder / "two.yaml").write_text("include: _base\ntask: two\ntest_split: null\nvalidation_split: train\n")
+    (folder / "pair.yaml").write_text(
+        "group: pair\ntask:\n  - pair_tasks\naggregate_metric_list:\n  - metric: acc\n    weight_by_size: true\n"
+    )
+    monkeypatch.setattr(task_index, "task_folder", lambda: tmp_path / "stock")
+    scores = score(gpt_model(), "pair", data)
+    assert set(scores) == {"pair", "one", "two"}
+    assert scores["pair"].items == 80
+    values = [*scores["one"].values["acc"], *scores["two"].values["acc"]]
+    assert scores["pair"].metrics["acc"] == pytest.approx(sum(values) / 80)
+    assert scores["one"].sha256 != scores["two"].sha256

@@ -55,7 +55,10 @@ class Checkpoint:
         progress = self.progress()
         if progress.evaluated_step != self.step:
             return None
-        metric = self.state()["config"].get("trainer", {}).get("best_metric", VAL_LOSS)
+        trainer = self.state()["config"].get("trainer")
+        metric = VAL_LOSS
+        if isinstance(trainer, dict):
+            metric = str(trainer.get("best_metric", VAL_LOSS))
         value = progress.last_val_loss if metric == VAL_LOSS else progress.last_score
         return None if value is None else (metric, value)
 

@@ -127,9 +127,10 @@ export class RunView {
     const place = h("div");
     this.body.append(place);
     const draw = (details) => {
-      const names = [...new Set(details.task_scores.flatMap((each) => Object.keys(each.values)))].sort();
+      const scored = details.task_scores ?? [];
+      const names = [...new Set(scored.flatMap((each) => Object.keys(each.values)))].sort();
       const text = (value) => (value === undefined || value === null ? "–" : value.toFixed(4));
-      const rows = [...details.task_scores].reverse().map((each) => [count(each.step), ...names.map((name) => text(each.values[name]))]);
+      const rows = [...scored].reverse().map((each) => [count(each.step), ...names.map((name) => text(each.values[name]))]);
       place.replaceChildren(card("Scores on tasks", table(["Step", ...names], rows)));
     };
     draw(this.details);

@@ -162,21 +162,25 @@ def _longest(item: Sequence[_Row]) -> int:
 
 
 def _shared_batches(items: Sequence[tuple[int, list[_Row]]], batch_size: int) -> Iterator[_Batch]:
+    """Batches with as many tokens as `batch_size` whole texts have: that is more items than without sharing."""
     batch: list[list[_Row]] = []
-    count = 0
-    longest = shortest = 0
-    for length, rows in items:
-        limit = _row_limit(batch_size, max(_longest(item) for item in [*batch, rows]))
-        is_full = count + len(rows) > limit or length < longest * (1 - SHARED_SPREAD)
+    rows = 0
+    longest = longest_text = shortest = 0
+    for length, item in items:
+        text = max(longest_text, _longest(item))
+        tokens = (len(batch) + 1) * longest + (rows + len(item)) * (text - length)
+        is_full = tokens > _row_limit(batch_size, text) * text or length < longest * (1 - SHARED_SPREAD)
         if batch and is_full:
             yield _Batch(shortest, batch)
             batch = []
-            count = 0
+            rows = 0
+            text = _longest(item)
         if not batch:
             longest = length
+        longest_text = text
         shortest = length
-        batch.append(rows)
-        count += len(rows)
+        batch.append(item)
+        rows += len(item)
     if batch:
         yield _Batch(shortest, batch)
 
