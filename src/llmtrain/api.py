@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from llmtrain.config.load import ConfigSource, Override
     from llmtrain.config.schema import Config
     from llmtrain.core.progress import ProgressMode
-    from llmtrain.inference.loaded_model import Dtype, Evaluation, ExportResult, Format, Model
+    from llmtrain.inference.export import Format
+    from llmtrain.inference.loaded_model import Dtype, Evaluation, ExportResult, Model
     from llmtrain.kubernetes.client import Cluster
     from llmtrain.operate.cluster_run import ClusterRun
     from llmtrain.operate.fetch.choice import Only
@@ -237,7 +238,8 @@ def export(
     root: PathLike = "runs",
 ) -> "ExportResult":
     """Write the model of a run to a directory that transformers, peft or llama.cpp loads, see Model.export."""
-    from llmtrain.inference.loaded_model import ExportOptions, export_once
+    from llmtrain.inference.export import ExportOptions
+    from llmtrain.inference.loaded_model import export_once
 
     model = load_model(run, checkpoint=checkpoint, device="cpu", root=root)
     return export_once(model.loaded, model.source, to, base_model, ExportOptions(merge, dtype, format, check))
