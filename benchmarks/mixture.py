@@ -66,10 +66,10 @@ def config_of(directory: Path, count: int, arguments: argparse.Namespace) -> Con
 
 
 def seconds_per_batch(batches: TrainBatches, first: int, count: int) -> float:
-    began = time.perf_counter()
+    began = time.process_time()
     for number in range(first, first + count):
         batches[number]
-    return (time.perf_counter() - began) / count
+    return (time.process_time() - began) / count
 
 
 def show(title: str, unit: str, results: dict[str, list[float]], is_rate: bool) -> None:
@@ -99,7 +99,7 @@ def main() -> None:
         for number in range(arguments.rounds):
             for name, batches in opened.items():
                 times[name].append(1e6 * seconds_per_batch(batches, number * arguments.batches, arguments.batches))
-        show("data", "µs per batch", times, is_rate=False)
+        show("data", "CPU µs/batch", times, is_rate=False)
         rates: dict[str, list[float]] = {name: [] for name in SOURCES}
         for _ in range(arguments.rounds):
             for name, config in configs.items():

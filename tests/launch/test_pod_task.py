@@ -1,5 +1,6 @@
 """What pods run, what they are given for it, and that the cluster's record of a run is the whole run."""
 
+import json
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -10,7 +11,7 @@ import pytest
 from llmtrain import registry
 from llmtrain.config.load import load_config
 from llmtrain.errors import UsageError
-from llmtrain.hub.needs import HubNeeds, hub_needs
+from llmtrain.hub.needs import HubNeeds, hub_needs, needed_datasets
 from llmtrain.kubernetes.labels import belongs_to_run
 from llmtrain.launch.job import JobPlan
 from llmtrain.launch.kinds.base import find_kind
@@ -415,6 +416,13 @@ class TestPrefetch:
         assert needs(*HUB_MODEL, "model.tokenizer_path=a/b") == HubNeeds(model=True, tokenizer=True)
         for path in ("./x", "../x", "~/x", "/x", "a/b/c", "x/"):
             assert needs(HUB_MODEL[0], f"model.path={path}") == HubNeeds(), path
+
+    def test_datasets_of_a_mixture_are_needed(self) -> None:
+        sources = [{"name": "hf_text", "dataset_name": f"me/{name}", "weight": 1} for name in "ab"]
+        sources.append({"name": "text_files", "files": ["/data/*.txt"], "weight": 1})
+        config = load_config("ddp_smoke", ["data.name=mixture", f"data.sources={json.dumps(sources)}"])
+        assert hub_needs(config.model, config.data) == HubNeeds(dataset=True)
+        assert [section.dataset_name for section in needed_datasets(config.data)] == ["me/a", "me/b"]
 
     @pytest.mark.parametrize(
         "sets",
