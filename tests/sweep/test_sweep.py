@@ -23,7 +23,7 @@ from llmtrain.sweep.show import describe, read_best
 
 def test_table_is_the_same_on_any_number_of_workers(make_sweep: MakeSweep) -> None:
     tables = []
-    for number, parallel in enumerate((1, 2, 4)):
+    for number, parallel in enumerate((1, 4)):
         sweep = make_sweep(f"runs{number}")
         tables.append(drive(sweep, InThisProcess(number), parallel))
         assert json.loads(sweep.directory.table.read_text()) == tables[-1]
@@ -31,7 +31,6 @@ def test_table_is_the_same_on_any_number_of_workers(make_sweep: MakeSweep) -> No
     assert tables[0]["rungs"] == [4, 12]
     assert [row["step"] for row in tables[0]["rows"]].count(12) == 3
     assert tables[1] == tables[0]
-    assert tables[2] == tables[0]
 
 
 def test_promoted_trial_is_the_full_run(make_sweep: MakeSweep, workdir: Path) -> None:
@@ -124,7 +123,7 @@ def test_seeds_alone_give_the_mean_of_one_config(make_sweep: MakeSweep) -> None:
 
 def test_optuna_is_exact_too(make_sweep: MakeSweep) -> None:
     pytest.importorskip("optuna")
-    values = {"search": "optuna", "trials": 12, "halving": None, "space": {"trainer.lr": "log(1e-3,1e-1)"}}
+    values = {"search": "optuna", "trials": 10, "halving": None, "space": {"trainer.lr": "log(1e-3,1e-1)"}}
     first = drive(make_sweep("one", **values), InThisProcess(0), 1)
     sweep = make_sweep("two", **values)
     workers = InThisProcess(1)
@@ -137,7 +136,7 @@ def test_optuna_is_exact_too(make_sweep: MakeSweep) -> None:
     with pytest.raises(Killed):
         drive(sweep, workers, 4)
     assert drive(reopen(sweep.directory), InThisProcess(2), 4) == first
-    assert len(first["rows"]) == 12
+    assert len(first["rows"]) == 10
 
 
 def test_removed_trial_is_named(make_sweep: MakeSweep) -> None:
