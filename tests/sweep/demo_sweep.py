@@ -7,7 +7,7 @@ from llmtrain.sweep.jobs import Budget, next_jobs
 from llmtrain.sweep.record import DIVERGED, FINISHED, Outcome, SweepDirectory, SweepState
 from llmtrain.sweep.search import draw
 from llmtrain.sweep.space import read_space
-from llmtrain.sweep.spec import SweepSpec
+from llmtrain.sweep.spec import SweepSpec, dump_spec
 from llmtrain.sweep.trials import Trial
 
 SPACE = {"trainer.lr": "log(1e-4,1e-2)", "model.n_layers": [2, 4], "trainer.optimizer": "[adamw,muon]"}
@@ -21,7 +21,7 @@ def write_sweep(root: Path, name: str = "demo", trials: int = 9, jobs: int | Non
     state = SweepState([Trial(number, f"{name}-{number}", values) for number, values in enumerate(drawn)], {})
     budget = Budget.of(spec, trials, RUNGS)
     sweep = SweepDirectory(root / name)
-    recorded: dict[str, Any] = {"created_at": "2026-11-19T00:00:00Z", "spec": spec.model_dump(mode="json")}
+    recorded: dict[str, Any] = {"created_at": "2026-11-19T00:00:00Z", "spec": dump_spec(spec)}
     sweep.create({**recorded, "trials": trials, "rungs": RUNGS}, {}, state.trials)
     done = 0
     while (waiting := next_jobs(budget, state)) and done != jobs:

@@ -86,7 +86,9 @@ def test_interrupted_sweep_saves_its_trials_and_continues(workdir: Path, tiny: l
     driver = Driver(workdir, [*tiny, "trainer.max_steps=100000", "trainer.save_every_steps=null"])
     first = driver.new("--seeds", "2", "--parallel", "2")
     wait_until(lambda: len(driver.owners()) == 2, 120)
-    wait_until(lambda: all(path.stat().st_size for path in workdir.glob("runs/demo-*/metrics.jsonl")), 120)
+    wait_until(
+        lambda: [path.stat().st_size > 0 for path in workdir.glob("runs/demo-*/metrics.jsonl")] == [True] * 2, 120
+    )
     second = driver.resume()  # one driver at a time
     assert second.wait(limit(60)) == ExitCode.USAGE
     assert "demo" in (second.communicate()[0])

@@ -139,6 +139,15 @@ def test_optuna_is_exact_too(make_sweep: MakeSweep) -> None:
     assert len(first["rows"]) == 10
 
 
+def test_order_of_the_space_survives_a_restart(make_sweep: MakeSweep) -> None:
+    momentum = {"values": [0.9, 0.95], "when": {"trainer.optimizer": "muon"}}
+    space = {"trainer.optimizer": ["adamw", "muon"], "trainer.momentum": momentum, "run.notes": ["b", "a"]}
+    sweep = make_sweep(space=space, search="grid", trials=None, halving=None)
+    again = reopen(sweep.directory)
+    assert again.space == sweep.space
+    assert describe(sweep.directory)["fields"] == list(space)
+
+
 def test_removed_trial_is_named(make_sweep: MakeSweep) -> None:
     sweep = make_sweep()
     workers = InThisProcess(0)

@@ -22,7 +22,7 @@ from llmtrain.sweep.optuna_search import check_installed
 from llmtrain.sweep.record import SweepDirectory, already_exists
 from llmtrain.sweep.search import draw
 from llmtrain.sweep.space import Space, read_space
-from llmtrain.sweep.spec import GRID, MAX_NAME, OPTUNA, SweepSpec
+from llmtrain.sweep.spec import GRID, MAX_NAME, OPTUNA, SweepSpec, dump_spec, load_spec
 from llmtrain.sweep.trials import Trial, TrialConfigs, check_trials, number_trials
 from llmtrain.training.requirements import check_requirements
 
@@ -57,7 +57,7 @@ class Sweep:
         return {
             "version": VERSION,
             "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "spec": self.spec.model_dump(mode="json", exclude={"set"}),
+            "spec": dump_spec(self.spec),
             "trials": self.budget.trials,
             "rungs": [steps for steps in self.budget.rungs if steps is not None],
             "config": self.source,
@@ -111,7 +111,7 @@ def prepare(
 def reopen(directory: SweepDirectory, config: ConfigSource | None = None) -> Sweep:
     """A sweep that was started before. Raises UsageError if its config has changed since."""
     recorded = directory.read_spec()
-    spec = SweepSpec(**recorded["spec"])
+    spec = load_spec(recorded["spec"])
     space = read_space(spec.space, [])
     recorded_base = directory.read_base()
     document = Document(recorded_base["source"], recorded_base["document"])

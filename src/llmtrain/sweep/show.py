@@ -8,7 +8,7 @@ from llmtrain.runs.lock import is_held
 from llmtrain.runs.view import RunView
 from llmtrain.sweep.jobs import Budget
 from llmtrain.sweep.record import SweepDirectory
-from llmtrain.sweep.spec import SweepSpec
+from llmtrain.sweep.spec import load_spec
 from llmtrain.sweep.table import WAITING, make_table
 
 RUNNING = "running"
@@ -17,7 +17,7 @@ RUNNING = "running"
 def describe(directory: SweepDirectory) -> dict[str, Any]:
     """The table, with `seconds`, `cost` and the state of each trial."""
     recorded = directory.read_spec()
-    spec = SweepSpec(**recorded["spec"])
+    spec = load_spec(recorded["spec"])
     budget = Budget.of(spec, recorded["trials"], recorded["rungs"])
     table = make_table(directory.name, spec, budget, directory.read_state())
     usage = directory.read_usage()

@@ -91,6 +91,17 @@ class SweepSpec(Section):
         return flat_overrides(self.set)
 
 
+def dump_spec(spec: SweepSpec) -> dict[str, Any]:
+    """The spec as JSON values, without `set`, which may contain passwords. The space is a list: the order of its fields
+    matters, and JSON files are sorted."""
+    return {**spec.model_dump(mode="json", exclude={"set", "space"}), "space": list(spec.space.items())}
+
+
+def load_spec(values: Mapping[str, Any]) -> SweepSpec:
+    """What dump_spec wrote."""
+    return SweepSpec(**{**values, "space": dict(values["space"])})
+
+
 def read_spec(values: Mapping[str, Any], source: str) -> tuple[SweepSpec, Space]:
     """The checked spec and its space. Raises ConfigError with all problems. `source`: what messages call it."""
     problems: list[str] = []
