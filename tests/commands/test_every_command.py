@@ -118,7 +118,7 @@ class TestEveryVerb:
     def test_all_commands_are_covered(self, cli) -> None:
         listed = re.findall(r"^  ([a-z][a-z-]*) +[A-Z]", cli("--help").out, flags=re.M)
         # They need a person, a browser, the hub or kind (the tool), and have separate tests.
-        elsewhere = {"chat", "page", "fetch-model", "fetch-data", "fetch-tasks", "lint", "cluster"}
+        elsewhere = {"chat", "page", "fetch-model", "fetch-data", "fetch-tasks", "data", "lint", "cluster"}
         elsewhere |= {words[0] for words in ELSEWHERE}
         assert set(listed) == {name.split()[0] for name in VERBS} | elsewhere
 

@@ -190,3 +190,12 @@ def test_full_disk_does_not_stop_the_run(train: Train, workdir: Path, monkeypatc
     assert "could not be stored" in done.err
     assert train("--resume", "full", trainer__max_steps=3).code == 0
     assert list((workdir / "cache" / "references").iterdir()) == []
+
+
+def test_eval_of_a_preference_run_reads_examples_and_refuses_pairs(train: Train, cli: Any) -> None:
+    assert train("-c", "dpo.yaml", output__run_id="tuned", trainer__max_steps=1).code == 0
+    done = cli("eval", "tuned", "--file", "examples.jsonl", "--json")
+    assert done.code == 0, done.err
+    done = cli("eval", "tuned", "--file", "pairs.jsonl", "--json")
+    assert done.code == 65
+    assert "preference pair" in done.err

@@ -14,7 +14,7 @@ app = typer.Typer(help="List the presets that --config accepts by name, or show 
 
 GROUPS = {
     "Start here": ("gpt_stdlib", "shakespeare_char", "gpt_wikitext_local", "gpt_wikitext", "example"),
-    "Fine-tune": ("lora_instruct", "full_finetune_small", "continue_pretrain", "mixture_instruct"),
+    "Fine-tune": ("lora_instruct", "full_finetune_small", "continue_pretrain", "mixture_instruct", "dpo_small"),
     "GPU": ("gpt2_124m", "gpt_modern_124m", "gpt_modern_350m", "mixture_text", "lora_llama_1b"),
     "Kubernetes": (
         *(f"k8s_{kind}" for kind in registry.KINDS),

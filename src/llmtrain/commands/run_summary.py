@@ -13,6 +13,7 @@ from llmtrain.plan.prediction import Prediction, Usage, beside
 from llmtrain.runs.listing import age_of
 from llmtrain.runs.progress_lines import duration_text
 from llmtrain.runs.sources import source_table
+from llmtrain.runs.state import RunState
 
 Row = dict[str, Any]
 LABEL_WIDTH = 12
@@ -34,7 +35,7 @@ def summary_lines(value: Row, cost: RunCost | None, predicted: Prediction | None
         "time": _time(predicted, usage),
         "cost": cost_text(value["gpu_hours"], cost),
         "started": _started(value),
-        "last written": value["last_written"],
+        "last written": None if value["status"] == RunState.FINISHED else value["last_written"],
         "checkpoints": first_names(value["checkpoints"][::-1], 4) or None,
         "state": value["state_sha256"] and f"sha256 {value['state_sha256'][:16]}...",
         "directory": value["path"],

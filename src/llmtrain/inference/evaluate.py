@@ -10,7 +10,13 @@ import numpy as np
 from torch import nn
 
 from llmtrain import registry
-from llmtrain.config.data import ChatJsonlSection, DataSection, ExampleBatchesSection, InstructJsonlSection
+from llmtrain.config.data import (
+    ChatJsonlSection,
+    DataSection,
+    ExampleBatchesSection,
+    InstructJsonlSection,
+    PreferenceJsonlSection,
+)
 from llmtrain.config.mixture import data_sections
 from llmtrain.config.model import HfCausalLmSection
 from llmtrain.config.objective import NextTokenSection
@@ -165,7 +171,8 @@ def read_store(loaded: LoadedModel, files: Sequence[Path]) -> tuple[ExampleStore
         )
     if has_examples == {False}:
         return _text_store(loaded, files), data
-    kind = data.name if loaded.is_run else _example_kind(files[0])
+    has_own_kind = loaded.is_run and not isinstance(data, PreferenceJsonlSection)
+    kind = data.name if has_own_kind else _example_kind(files[0])
     section = InstructJsonlSection if kind == "instruct_jsonl" else ChatJsonlSection
     shared = {name: value for name, value in data if name in section.model_fields and name != "name"}
     data = section(**{**shared, "tokenizer": str(loaded.tokenizer_dir)})
@@ -175,7 +182,8 @@ def read_store(loaded: LoadedModel, files: Sequence[Path]) -> tuple[ExampleStore
 
 
 def _example_kind(path: Path) -> str:
-    """The data.name for a file, by its first example."""
+    """The data.name for a file with one answer per example, by its first one. The two formats refuse preference
+    pairs."""
     example = next(open_records(path).read(), None)  # errors in it are reported when the examples are read
     is_chat = example is not None and isinstance(example.value, dict) and "messages" in example.value
     return "chat_jsonl" if is_chat else "instruct_jsonl"

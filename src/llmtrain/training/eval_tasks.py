@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from llmtrain.config.schema import Config
 from llmtrain.config.trainer import TrainerSection
+from llmtrain.core.logs import warn
 from llmtrain.data.base import PreparedData, PreparedMixture
 from llmtrain.distributed.world import World
 from llmtrain.errors import Interrupted, PeerLost, Superseded
@@ -62,4 +63,9 @@ class EvalTasks:
 
     def save(self, step: int, scores: Sequence[TaskScore]) -> None:
         """Record the scores beside the run's other files."""
-        write_task_scores(self.run, step, {score.task: score.as_dict() for score in scores})
+        if not scores:
+            return
+        try:
+            write_task_scores(self.run, step, {score.task: score.as_dict() for score in scores})
+        except OSError as problem:
+            warn("EVAL", f"the scores on trainer.eval_tasks could not be saved; training continues: {problem}")

@@ -304,14 +304,7 @@ class Trainer:
             self.tracker.log(step, {**metrics, "val/is_best": float(is_best), **self._epoch_metrics()})
             if self.world.is_first:
                 self._save_answers(answers)
-                self._save_scores(scores)
-
-    def _save_scores(self, scores: Sequence[TaskScore]) -> None:
-        try:
-            if scores:
-                self.eval_tasks.save(self.state.step, scores)
-        except OSError as problem:
-            warn("EVAL", f"the scores on trainer.eval_tasks could not be saved; training continues: {problem}")
+                self.eval_tasks.save(step, scores)
 
     def _save_answers(self, answers: list[dict[str, str]]) -> None:
         if not answers:
