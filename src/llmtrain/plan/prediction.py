@@ -25,7 +25,7 @@ class Prediction:
     seconds: float | None
     """From the call of the training to its end."""
     time_source: str
-    """`from FLOPs, at 47 % of the peak of h200-141g, ±40 %`"""
+    """`from FLOPs, ±40 %`"""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,7 +58,8 @@ def predict(config: Config, target: Target, history: Sequence[PastRun] = ()) -> 
         seconds = plan.time.total_seconds
         time_source = plan.time.source
         if speed is not None:
-            time_source += f", {plan.time.uncertainty_text}"
+            source = time_source.partition(",")[0]  # without the rate that `llmtrain plan` names: it is one line
+            time_source = f"{source}, {plan.time.uncertainty_text}"
     return Prediction(peak, memory_source, speed, seconds, time_source)
 
 
@@ -83,7 +84,7 @@ def usage_of(view: RunView) -> Usage:
     seconds = view.seconds
     if seconds is not None and not view.is_finished:
         left = seconds_left(view)
-        seconds = None if left is None else seconds + left
+        seconds = None if left is None else finite(seconds + left)
     return Usage(max(0, peak) or None, speed, seconds)
 
 
@@ -96,7 +97,10 @@ def beside(actual: float | None, predicted: float | None, text: Callable[[float]
     shown = f"{text(actual)}, predicted {text(predicted)}"
     if not actual:
         return shown
-    return f"{shown} ({100 * (predicted / actual - 1):+.0f} %)"
+    ratio = predicted / actual
+    if ratio >= 10:
+        return f"{shown} ({ratio:.0f} x)"
+    return f"{shown} ({100 * (ratio - 1):+.0f} %)"
 
 
 def _positive(value: Any) -> float | None:
