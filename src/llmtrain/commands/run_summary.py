@@ -110,7 +110,7 @@ def _memory(predicted: Prediction | None, usage: Usage) -> str | None:
 
 
 def _time(predicted: Prediction | None, usage: Usage) -> str | None:
-    """`0:10:12, predicted 0:11:00 (+8 %) from FLOPs, ±40 %`: of the whole run."""
+    """`0:10:12, predicted 0:11:00 (+8 %) from FLOPs ±40 %`: of the whole run."""
     if predicted is None or predicted.seconds is None:
         return beside(usage.seconds, None, duration_text)
     return f"{beside(usage.seconds, predicted.seconds, duration_text)} {predicted.time_source}"

@@ -25,7 +25,7 @@ class Prediction:
     seconds: float | None
     """From the call of the training to its end."""
     time_source: str
-    """`from FLOPs, ±40 %`"""
+    """`from FLOPs ±40 %`"""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -59,7 +59,7 @@ def predict(config: Config, target: Target, history: Sequence[PastRun] = ()) -> 
         time_source = plan.time.source
         if speed is not None:
             source = time_source.partition(",")[0]  # without the rate that `llmtrain plan` names: it is one line
-            time_source = f"{source}, {plan.time.uncertainty_text}"
+            time_source = f"{source} {plan.time.uncertainty_text}"
     return Prediction(peak, memory_source, speed, seconds, time_source)
 
 

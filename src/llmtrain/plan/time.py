@@ -18,15 +18,16 @@ from llmtrain.runs.metadata import cpu_name
 # with Muon, 16 x 1024: 41 %), 350M 49 % (42 %), Llama 1.24B full 54 %, LoRA 52 %.
 COMPILED_UTILIZATION = 0.47
 EAGER_UTILIZATION = 0.30
-"""Not measured. Between torch.compile's usual factor of 1.8 for small models and what large matrices reach."""
+"""Of 17 shapes on one H200 the prediction was 0.61 to 1.26 of the measured time (docs/experiments.md): small models
+reach less, a Llama of 1.24B reaches more."""
 FP32_UTILIZATION = 0.5
 """Of the float32 peak, without tensor cores; not measured."""
 OPTIMIZER_TOKENS = {"adamw": 600, "adafactor": 900, "muon": 2400}
 """Time of an optimizer step as that of so many tokens. H200: AdamW 1.0 ms at 124M and 10 ms at 1.24B, Muon 5 ms at
 124M and 9 ms at 350M; adafactor was not measured."""
-LAUNCH_SECONDS = {True: 0.25e-3, False: 1.0e-3}
+LAUNCH_SECONDS = {True: 0.25e-3, False: 1.7e-3}
 """Least time of a layer per micro-batch on a GPU, whatever its size, because kernels have to be launched: compiled (a
-thousand kernels in 12 layers), and not (not measured)."""
+thousand kernels in 12 layers), and not (22 ms for 12 layers and one sequence on an H200)."""
 CPU_FLOPS_PER_CORE = 40e9
 """Two x86_64 and two aarch64 cores: 44 GFLOP/s per core for a GPT of width 128 and for LoRA of a model of 135M."""
 CPU_LAUNCH_SECONDS = 7e-3
