@@ -3,12 +3,11 @@
 import json
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from conftest import Cli
 
 EXAMPLES = [{"instruction": f"Say {number}", "output": "yes " * (1 + number % 4)} for number in range(20)]
 
@@ -26,14 +25,14 @@ def sets(workdir: Path, cache: Path) -> list[str]:
     return [part for value in values for part in ("--set", value)]
 
 
-def shown(cli: Cli, *arguments: str) -> dict[str, Any]:
+def shown(cli: Callable[..., Any], *arguments: str) -> dict[str, Any]:
     done = cli("data", *arguments, "--json")
     assert done.code == 0, done.err
     result: dict[str, Any] = done.json
     return result
 
 
-def test_show_lists_sources_with_shares(cli: Cli, sets: list[str], workdir: Path) -> None:
+def test_show_lists_sources_with_shares(cli: Callable[..., Any], sets: list[str], workdir: Path) -> None:
     value = shown(cli, "show", "--config", "gpt_smoke", *sets, "--samples", "2")
     rows = value["sources"]
     assert [(row["source"], row["share"]) for row in rows] == [("web", 0.75), ("books", 0.25)]
@@ -45,7 +44,7 @@ def test_show_lists_sources_with_shares(cli: Cli, sets: list[str], workdir: Path
     assert "web line" in value["samples"][0]["parts"][0]["text"]
 
 
-def test_show_marks_answers(cli: Cli, workdir: Path, cache: Path) -> None:
+def test_show_marks_answers(cli: Callable[..., Any], workdir: Path, cache: Path) -> None:
     (workdir / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in EXAMPLES))
     values = ["data.name=instruct_jsonl", "data.train_file=a.jsonl", "data.packing=false", f"data.cache_dir={cache}"]
     arguments = ["--config", "gpt_smoke", *(part for value in values for part in ("--set", value))]
@@ -61,7 +60,7 @@ def test_show_marks_answers(cli: Cli, workdir: Path, cache: Path) -> None:
     assert (row["unit"], row["count"], row["longer_than_context"]) == ("examples", 19, 0)
 
 
-def test_stats_count_lengths_and_duplicates_across_sources(cli: Cli, sets: list[str]) -> None:
+def test_stats_count_lengths_and_duplicates_across_sources(cli: Callable[..., Any], sets: list[str]) -> None:
     web, books = shown(cli, "stats", "--config", "gpt_smoke", *sets)["sources"]
     assert web["duplicates"] == 0
     assert books["duplicates"] >= 57 - 30 - 1  # 30 different texts
@@ -71,7 +70,7 @@ def test_stats_count_lengths_and_duplicates_across_sources(cli: Cli, sets: list[
     assert web["tokens_cut_off"] is None
 
 
-def test_examples_that_are_cut_off_are_counted(cli: Cli, workdir: Path, cache: Path) -> None:
+def test_examples_that_are_cut_off_are_counted(cli: Callable[..., Any], workdir: Path, cache: Path) -> None:
     (workdir / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in EXAMPLES))
     values = ["data.name=instruct_jsonl", "data.train_file=a.jsonl", "data.packing=false", f"data.cache_dir={cache}"]
     arguments = ["--config", "gpt_smoke", *(part for value in values for part in ("--set", value))]
@@ -80,13 +79,13 @@ def test_examples_that_are_cut_off_are_counted(cli: Cli, workdir: Path, cache: P
     assert 0 < row["tokens_cut_off"] < 0.5
 
 
-def test_missing_files_are_an_error_of_the_config(cli: Cli, workdir: Path) -> None:  # noqa: ARG001
+def test_missing_files_are_an_error_of_the_config(cli: Callable[..., Any], workdir: Path) -> None:  # noqa: ARG001
     done = cli("data", "show", "--config", "gpt_smoke", "--set", "data.name=text_files", "--set", "data.files=none.txt")
     assert done.code == 65
     assert "none.txt" in done.err
 
 
-def test_guide_works(cli: Cli, repo: Path, workdir: Path, cache: Path) -> None:
+def test_guide_works(cli: Callable[..., Any], repo: Path, workdir: Path, cache: Path) -> None:
     """docs/data.md: its mixture, and its commands."""
     text = (repo / "docs" / "data.md").read_text()
     for name in ("web", "books", "code"):

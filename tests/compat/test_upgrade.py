@@ -308,6 +308,7 @@ class TestDowngrade:
         section = "model" if kind in KINDS["model"] else "data"
         sets = [f"{section}.name={kind}", *needed.get(kind, [])]
         sets += ["data.train_file=x", "data.packing=false"] if "jsonl" in kind else []
+        sets += ["trainer.objective.name=dpo"] if kind == "preference_jsonl" else []
         old = downgrade(load("output: {run_id: demo}", *sets).as_dict())
         assert old["schema_version"] == 2
         assert names_of(old) <= names_of(recorded)

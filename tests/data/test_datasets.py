@@ -399,5 +399,6 @@ def test_changed_file_of_equal_size_and_time_is_tokenized_again(tmp_path: Path, 
 
 
 def test_every_dataset_of_the_registry_is_tested_here() -> None:
-    elsewhere = {"instruct_jsonl", "chat_jsonl", "mixture"}  # in test_examples.py and training/test_mixture.py
+    # In test_examples.py, test_preferences.py and training/test_mixture.py.
+    elsewhere = {"instruct_jsonl", "chat_jsonl", "preference_jsonl", "mixture"}
     assert set(registry.DATA) - elsewhere == {"text_files", "hf_text", "python_stdlib", "dummy_text"}

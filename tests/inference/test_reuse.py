@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file
 
 import llmtrain
-from llmtrain.models.hf import causal_lm
+from llmtrain.models.hf import files
 from tiny_llama import WORDS, make_model
 
 MY_CONFIG = "from transformers import LlamaConfig\n\n\nclass MyConfig(LlamaConfig):\n    model_type = 'my_llama'\n"
@@ -88,8 +88,8 @@ def test_interrupted_evaluation_of_the_base_enables_the_adapters_again(lora: Pat
 def test_base_is_read_at_its_revision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(folder, "pinned", **{"model.revision": "v1.0"})
     model, asked = load(folder, "pinned"), []
-    find_model = causal_lm.find_model
-    monkeypatch.setattr(causal_lm, "find_model", lambda *a, **k: (asked.append(a[:2]), find_model(*a, **k))[1])
+    find_model = files.find_model
+    monkeypatch.setattr(files, "find_model", lambda *a, **k: (asked.append(a[:2]), find_model(*a, **k))[1])
     assert losses(model, folder)[1] is not None
     assert asked == [(str(folder / "model"), "v1.0")]
 

@@ -140,6 +140,7 @@ def test_every_command_prints_through_say(repo: Path) -> None:
         "commands/logs.py": 1,
         "cli.py": 1,  # the version
         "commands/chat.py": 1,  # an empty line
+        "commands/data_text.py": 1,  # samples, cleaned, with colors of their own
         "commands/stream.py": 1,  # generated text, cleaned, without a line end
         "commands/loss_plot.py": 1,  # colored by plotext; its title is cleaned
     }

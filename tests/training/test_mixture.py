@@ -14,7 +14,6 @@ import pytest
 import rank_harness as ranks
 from fault_harness import RUN_ID
 
-from conftest import Cli
 from llmtrain.checkpoint.checkpoint import Checkpoint
 from llmtrain.config.schema import Config
 from llmtrain.plugins import search_in
@@ -249,7 +248,7 @@ BAD: dict[str, tuple[str, int]] = {
 
 
 @pytest.mark.parametrize("found", BAD)
-def test_bad_sources(cli: Cli, workdir: Path, tiny: list[str], found: str) -> None:
+def test_bad_sources(cli: Callable[..., Any], workdir: Path, tiny: list[str], found: str) -> None:
     (workdir / "a.txt").write_text("some words in a file of text\n" * 50)
     (workdir / "short.txt").write_text("few\n")
     (workdir / "empty.txt").write_text("")
@@ -277,7 +276,7 @@ def test_bad_sources(cli: Cli, workdir: Path, tiny: list[str], found: str) -> No
         ("7", "data.stages"),
     ],
 )
-def test_bad_stages(cli: Cli, tiny: list[str], stages: str, where: str) -> None:
+def test_bad_stages(cli: Callable[..., Any], tiny: list[str], stages: str, where: str) -> None:
     both = "[{name: dummy_text, weight: 1}, {name: python_stdlib, weight: 1}]"
     more = ("data.name=mixture", f"data.sources={both}", f"data.stages={stages}")
     sets = [part for text in (*tiny, *more) for part in ("--set", text)]

@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 from llmtrain.compat.upgrade import CHECKPOINTING, NEW_VALUES, RENAMED, REPEATED, REPEATED_DEFAULTS, TEXT_COLUMN
+from llmtrain.config.best_metric import VAL_LOSS
 from llmtrain.config.document import MISSING, KeyPath, put_value, take_value, value_at
 from llmtrain.config.kind_change import is_default
 from llmtrain.config.launch import HF_TOKEN
@@ -18,6 +19,8 @@ _ONLY_IN_V3: tuple[KeyPath, ...] = (
     ("data", "add_bos"),
     ("model", "architecture"),
     ("trainer", "objective"),
+    ("trainer", "best_metric"),
+    ("trainer", "eval_tasks"),
     ("trainer", "momentum"),
     ("trainer", "momentum_warmup_steps"),
     ("launch", "resources", "ephemeral_storage"),
@@ -53,6 +56,7 @@ _V3_DEFAULTS: tuple[Any, ...] = (
     "position",
     HF_TOKEN,
     {"name": DEFAULT_OBJECTIVE},
+    VAL_LOSS,
 )
 # Fields that version 2 got after its first release: left out at their default, so that every image of version 2 reads
 # the document.

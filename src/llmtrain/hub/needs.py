@@ -27,7 +27,7 @@ class HubNeeds:
         return self.model or self.tokenizer or self.dataset or self.gpt2 or bool(self.tasks)
 
 
-def hub_needs(model: ModelSection, data: DataSection, eval_tasks: EvalTasksSection | None) -> HubNeeds:
+def hub_needs(model: ModelSection, data: DataSection, eval_tasks: EvalTasksSection | None = None) -> HubNeeds:
     needs_model = False
     needs_tokenizer = False
     if isinstance(model, HfCausalLmSection) and not model.local_files_only:

@@ -1,17 +1,22 @@
 """Whether a micro-batch is certainly too large for the memory of a CPU, and the largest that fits."""
 
 from dataclasses import dataclass
+from math import ceil
 
 from llmtrain.config.data import ExampleBatchesSection
 from llmtrain.config.mixture import data_sections
 from llmtrain.config.schema import Config
 from llmtrain.errors import LlmtrainError
+from llmtrain.models.sizes import CHUNK_ELEMENTS
 from llmtrain.plan.fake_model import FakeModel, UnknownModel, fake_model
 from llmtrain.plan.memory import estimate_memory
 from llmtrain.plan.memory_value import HEAP_FACTOR, Memory
 from llmtrain.plan.pair_shapes import as_examples
 from llmtrain.plan.target import Target
 
+TRACED_CHUNKS = 4
+"""Of the loss. A micro-batch with more of them is not traced, because each takes milliseconds: from there on, every
+sequence needs as much as the one before."""
 MARGIN = 1.2
 """By which the activations may be overestimated."""
 WIDE_MARGIN = 2.0
@@ -74,18 +79,21 @@ def _step_memory(config: Config, target: Target, sequences: int, tokens: int, ha
     if trainer.compile and not model.adapter.blocks(model.module):
         return None
 
+    # Traced twice, for what a sequence needs
+    few_chunks = TRACED_CHUNKS * CHUNK_ELEMENTS["cpu"]
+    large = min(sequences, max(2, ceil(few_chunks / (tokens * model.adapter.vocab_size))))
+    small = max(1, large // 2)
     config = config.with_values("model", block_size=tokens)  # a batch of short examples is narrower
-    estimate = _estimate(config, model, target, sequences)
+    estimate = _estimate(config, model, target, large)
     activations = estimate.activations
     if activations is None or estimate.peak is None:
         return None
-    per_sequence = activations / sequences
-    half = sequences // 2
-    if half:
-        smaller = _estimate(config, model, target, half).activations
+    per_sequence = activations / large
+    if small < large:
+        smaller = _estimate(config, model, target, small).activations
         if smaller is None:
             return None
-        per_sequence = (activations - smaller) / (sequences - half)
+        per_sequence = (activations - smaller) / (large - small)
 
     states = estimate.weights
     if has_states:
@@ -97,7 +105,7 @@ def _step_memory(config: Config, target: Target, sequences: int, tokens: int, ha
     return _StepMemory(
         states=states,
         per_sequence=per_sequence,
-        rest=activations - per_sequence * sequences,
+        rest=activations - per_sequence * large,
         process=max(0.0, estimate.peak - HEAP_FACTOR * (estimate.at_least + activations)),
         margin=WIDE_MARGIN if trainer.compile or has_prompts else MARGIN,
     )
