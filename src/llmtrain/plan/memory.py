@@ -35,8 +35,10 @@ from llmtrain.plan.states import factored_numbers
 from llmtrain.plan.target import Target
 from llmtrain.plan.trace import BACKWARD, GRADIENTS, MemoryTracker, Trace, extended, naming_parts
 
-TRACED_CHUNKS = 512
-"""Chunks of the loss in the largest micro-batch that is traced."""
+TRACED_CHUNKS = 64
+"""Chunks of the loss in the largest micro-batch that is traced: hundreds take half a minute."""
+LONGEST_SEQUENCE_CHUNKS = 512
+"""Chunks of the loss of one sequence, at most."""
 EAGER_UNCERTAINTY = 0.05
 COMPILED_UNCERTAINTY = 0.10
 CPU_UNCERTAINTY = 0.15
@@ -88,11 +90,11 @@ def _trace_any_size(config: Config, model: FakeModel, target: Target) -> Trace:
     """Every chunk of the loss takes time to trace. A micro-batch with very many is not traced itself, but two smaller
     ones: from there on, every sequence needs as much as the one before."""
     size = config.trainer.micro_batch_size
-    most = TRACED_CHUNKS * CHUNK_ELEMENTS[target.device]
+    chunk = CHUNK_ELEMENTS[target.device]
     per_sequence = config.model.block_size * model.adapter.vocab_size
-    if per_sequence > most:
+    if per_sequence > LONGEST_SEQUENCE_CHUNKS * chunk:
         raise ValueError(f"a sequence of {config.model.block_size:,} tokens is too long to be traced")
-    large = max(2, most // per_sequence)
+    large = max(2, TRACED_CHUNKS * chunk // per_sequence)
     if size <= large:
         return trace_step(config, model, target)
     few = trace_step(config.with_values("trainer", micro_batch_size=large // 2), model, target)
