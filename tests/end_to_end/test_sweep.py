@@ -21,9 +21,18 @@ def words(kube: Kube, *more: str) -> list[str]:
     return ["sweep", "--config", "gpt_smoke", "--space", SPACE, "--search", "grid", *options, *more]
 
 
+def wait_for_launch(kube: Kube, run: str) -> None:
+    """The driver checks all trials before it launches the first one."""
+    deadline = time.monotonic() + 120
+    while kube.llmtrain("status", run, "--json", expect=None).code != 0:
+        assert time.monotonic() < deadline, f"{run} was not launched"
+        time.sleep(1)
+
+
 def test_sweep_survives_its_driver_and_ends_as_on_this_machine(kube: Kube) -> None:
     assert "indexed_job" in registry.KINDS
     driver = kube.start(*words(kube, "--halving", "4", "--name", "tried", "--launch", "--parallel", "2"))
+    wait_for_launch(kube, "tried-0")
     kube.wait("tried-0", lambda status: status["state"] in ("running", "finished"), within=180)
     driver.kill()
     driver.wait()
@@ -45,6 +54,7 @@ def test_sweep_survives_its_driver_and_ends_as_on_this_machine(kube: Kube) -> No
 def test_interrupted_driver_leaves_its_runs_on_the_cluster(kube: Kube) -> None:
     slow = ["--set", "trainer.max_steps=400", "--set", "model.d_model=128"]
     driver = kube.start(*words(kube, "--name", "left", "--launch", "--parallel", "1", *slow))
+    wait_for_launch(kube, "left-0")
     kube.wait("left-0", lambda status: status["state"] == "running", within=180)
     driver.terminate()
     deadline = time.monotonic() + 60
