@@ -20,15 +20,8 @@ from llmtrain.models.group_losses import (
     token_losses_by_kernel,
     token_losses_in_place,
 )
+from llmtrain.models.sizes import CHUNK_ELEMENTS, LARGE_CHUNK_ELEMENTS, TRAINED_CHUNK_ELEMENTS
 from llmtrain.models.target_device import is_gpu, is_planned
-
-CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
-"""Logits per chunk: 64 MB of float32 stay near the caches of a CPU; a GPU needs large matrix products."""
-LARGE_CHUNK_ELEMENTS = 1 << 28
-"""On a GPU, except for chunks that have float32 copies of their logits. 2,048 positions of a vocabulary of 128,000,
-whose gradient (2,048 x width) has about as many tiles as a GPU has multiprocessors."""
-TRAINED_CHUNK_ELEMENTS = 1 << 29
-"""On a GPU, if the output layer is trained: every chunk reads and writes its whole gradient."""
 
 OutputLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, Groups | None], torch.Tensor]
 """(hidden states, weight and bias of the output layer, targets, groups) -> sum of the losses, or of each group"""

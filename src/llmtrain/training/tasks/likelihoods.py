@@ -14,7 +14,7 @@ import torch
 
 from llmtrain.errors import DataError, Interrupted
 from llmtrain.models.base import evaluating
-from llmtrain.models.losses import CHUNK_ELEMENTS
+from llmtrain.models.sizes import CHUNK_ELEMENTS
 from llmtrain.training.tasks.task_model import TaskModel
 from llmtrain.training.text_generation import not_compiled
 
