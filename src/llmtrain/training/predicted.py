@@ -13,6 +13,8 @@ from llmtrain.plan.target import Target
 from llmtrain.training.context import RunContext
 from llmtrain.training.throughput import device_name
 
+RECENT_RUNS = 20
+"""Earlier runs that a start reads: all ranks wait for it. `llmtrain plan` reads all."""
 Values = dict[str, int | float | str | None]
 
 
@@ -20,7 +22,7 @@ def predicted(context: RunContext, adapter: ModelAdapter) -> Values | None:
     """None if a prediction is not possible. It takes milliseconds, and reads the results of earlier runs."""
     config = with_vocabulary(context.config, adapter.vocab_size)
     try:
-        found = predict(config, _target(context.world), past_runs(config.output.root_dir))
+        found = predict(config, _target(context.world), past_runs(config.output.root_dir, RECENT_RUNS))
     except (LlmtrainError, OSError):
         return None
     return found.as_dict()
