@@ -5,11 +5,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from types import NoneType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 from llmtrain.config.best_metric import VAL_LOSS, is_better
 from llmtrain.distributed.parallel import unshard
@@ -24,7 +23,6 @@ _JSON_TYPES: dict[Any, tuple[type, ...]] = {  # JSON has one type of number
     float | None: (int, float, NoneType),
     list[float]: (list,),
 }
-_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 @dataclass
@@ -165,9 +163,14 @@ def model_tensors(module: nn.Module) -> Tensors:
 
 def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
     """The optimizer's state, named after its parameters. Settings such as the learning rate are not included: they
-    follow from the config and the step."""
-    flat = cast(dict[str, Any], get_optimizer_state_dict(module, optimizer, options=_FLAT))
-    return {name: value for name, value in flat.items() if name.startswith("state.")}
+    follow from the config and the step.
+
+    The names are those of torch.distributed.checkpoint, which takes seconds to import, in every start of a run."""
+    return {
+        f"state.{name}.{key}": value
+        for name, parameter in module.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
 
 
 def load_tensors(
@@ -176,11 +179,25 @@ def load_tensors(
     """Load model and optimizer in place; `read` fills the tensors of a group (`model`, `optimizer`). `stored`: names of
     the optimizer's tensors in the checkpoint."""
     read("model", model_tensors(module))
-    creates_state_early = bool(optimizer.state)  # Muon; torch's optimizers create it in the first step
-    optimizer_tensors(module, optimizer)  # creates it now
-    if not creates_state_early:
+    if not optimizer.state:  # Muon has it from the beginning
+        _create_state(optimizer)
         _remove_missing_state(module, optimizer, stored)
     read("optimizer", optimizer_tensors(module, optimizer))
+
+
+def _create_state(optimizer: torch.optim.Optimizer) -> None:
+    """torch's optimizers create their state in the first step: this is one without gradients and learning rate."""
+    learning_rates = []
+    for group in optimizer.param_groups:
+        learning_rates.append(group["lr"])
+        group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    for group, learning_rate in zip(optimizer.param_groups, learning_rates, strict=True):
+        group["lr"] = learning_rate
 
 
 def _remove_missing_state(module: nn.Module, optimizer: torch.optim.Optimizer, stored: set[str]) -> None:
