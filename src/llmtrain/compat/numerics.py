@@ -13,6 +13,8 @@ Version 4: on a GPU, ReLU^2 of a GPT computes its gradient from its result (gpt/
     version 3.
 Version 5: LoRA on a multimodal model adapts only the layers that text reaches (hf/probes.py). All other runs are
     the same as in version 4.
+Version 6: with trainer.compile, a GPT is compiled block by block, unless the run is long
+    (training/compilation.py). All other runs are the same as in version 5.
 
 float32 runs whose logits fit in one chunk, and float32 runs on a CPU of Hugging Face models without LoRA, are the same
 in all versions.
@@ -20,16 +22,20 @@ in all versions.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from llmtrain.errors import CheckpointError
 
-LATEST = 5
+LATEST = 6
+CompiledParts = Literal["model", "blocks"]
+"""Whether trainer.compile compiles the model as a whole, or its blocks one by one: they round differently."""
 
 
 @dataclass(frozen=True)
 class Numerics:
     version: int = LATEST
+    compiled: CompiledParts | None = None
+    """What the run compiles; None if it has not been decided."""
 
     @classmethod
     def recorded(cls, state: Mapping[str, Any], run_id: str) -> "Numerics":
@@ -41,7 +47,10 @@ class Numerics:
                 f"versions 1 to {LATEST}.",
                 remedy="Use the version of llmtrain that trained it, or a later one.",
             )
-        return cls(version)
+        compiled = state.get("compiled")
+        if version < 6:
+            compiled = "model"
+        return cls(version, compiled if compiled in get_args(CompiledParts) else None)
 
     @property
     def casts_weights(self) -> bool:

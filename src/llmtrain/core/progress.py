@@ -126,6 +126,9 @@ class _Phases:
         self._detail = text
         return self._line is not None
 
+    def seconds(self) -> dict[str, float]:
+        return dict(self._ended)
+
     def end(self, is_ready: bool) -> None:
         self._end_current(time.monotonic())
         self._current = ""
@@ -167,6 +170,11 @@ def detail(text: str) -> bool:
 def end_phases(is_ready: bool = False) -> None:
     """Remove the live line. `is_ready`: the command has started up, rather than failed."""
     _phases.end(is_ready)
+
+
+def phase_seconds() -> dict[str, float]:
+    """The phases of the last start, and what each took."""
+    return _phases.seconds()
 
 
 @contextmanager

@@ -109,6 +109,20 @@ class TrainBatches(Dataset[Batch], ABC):
     def epochs_after(self, step: int) -> int:
         """Number of epochs that are complete after this many steps."""
 
+    def epochs_at(self, step: int) -> float:
+        """Epochs after this many steps, including the fraction of the current one."""
+        complete = self.epochs_after(step)
+        start = self.steps_in(complete)
+        end = self.steps_in(complete + 1)
+        return complete + (step - start) / max(1, end - start)
+
+    def epoch_ended_at(self, step: int) -> int | None:
+        """The number of the epoch that ended with a step."""
+        epoch = self.epochs_after(step)
+        if epoch == 0 or self.steps_in(epoch) != step:
+            return None
+        return epoch
+
     @property
     @abstractmethod
     def tokens(self) -> int:

@@ -34,8 +34,6 @@ WRITABLE = {
     "XDG_CACHE_HOME": f"{CACHE_DIR}/xdg",
     "HF_HOME": f"{CACHE_DIR}/huggingface",
     "TIKTOKEN_CACHE_DIR": f"{CACHE_DIR}/tiktoken",
-    "TORCHINDUCTOR_CACHE_DIR": f"{CACHE_DIR}/inductor",
-    "TRITON_CACHE_DIR": f"{CACHE_DIR}/triton",
     "PYTHONUNBUFFERED": "1",
 }
 

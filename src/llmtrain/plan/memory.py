@@ -155,7 +155,7 @@ def _phases(config: Config, model: FakeModel, target: Target) -> list[Trace]:
 @contextmanager
 def _compiled(model: FakeModel) -> Iterator[None]:
     """Use what the blocks keep when they are compiled, and the loss of a compiled model: see adapter.compiled_loss. A
-    GPT, which is compiled as a whole, saves the same tensors in each block, and its last norm is compiled too."""
+    GPT that is compiled as a whole saves the same tensors in each block. Its last norm is always one kernel."""
     norms = [getattr(model.module, name) for name in ("ln_f", "norm_f") if hasattr(model.module, name)]
     blocks = [*model.adapter.blocks(model.module), *norms]
     with ExitStack() as stack:

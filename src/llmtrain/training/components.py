@@ -35,9 +35,11 @@ from llmtrain.models.device_precision import autocast_for, cast_dtype, compute_p
 from llmtrain.plugins import is_plugin_class, plugin_errors, wrong_result
 from llmtrain.runs.metadata import cpu_architecture, versions
 from llmtrain.tracking.open import check_trackers
+from llmtrain.training.compilation import compiled_parts
 from llmtrain.training.memory_errors import check_activation_memory, check_batch_memory, check_memory, explained
 from llmtrain.training.objectives.base import Objective
 from llmtrain.training.random_state import preserved, seeded
+from llmtrain.training.schedule import max_steps_of
 from llmtrain.training.tasks.task_set import TaskSet, load_eval_tasks
 from llmtrain.training.torch_settings import set_up_torch
 
@@ -136,6 +138,7 @@ def build_components(
         _check_packing(adapter, module, first)
     check_activation_memory(config, adapter, module, train_batches.first_shape(), world, is_dry_run)
     recorded = resume_fingerprint(config, prepared, adapter, world, micro_batches)
+    recorded["compiled"] = compiled_parts(adapter, trainer, max_steps_of(trainer, train_batches) or 0)
     return Components(prepared, adapter, train_batches, eval_batches, module, objective, micro_batches, recorded, tasks)
 
 

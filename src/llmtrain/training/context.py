@@ -10,6 +10,7 @@ from llmtrain.tracking.base import OnLog
 from llmtrain.training.origin import Origin
 from llmtrain.training.resume import Resumption
 from llmtrain.training.shutdown import StopFlag
+from llmtrain.training.start_up import StartUp
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,7 @@ class RunContext:
     resumption: Resumption | None
     """None for a new run."""
     stop: StopFlag
-    began: float
-    """When the training was called, by time.perf_counter."""
+    start_up: StartUp
     origin: Origin | None = None
     """Whose weights the run starts from, until its first checkpoint."""
     on_log: OnLog | None = None

@@ -32,6 +32,7 @@ from llmtrain.training.memory_errors import out_of_memory
 from llmtrain.training.mixture import source_scores, source_use
 from llmtrain.training.objectives.base import Objective
 from llmtrain.training.schedule import lr_at
+from llmtrain.training.start_up import record_start
 from llmtrain.training.step import Stepper, StepResult, TokenCounts
 from llmtrain.training.tasks.score import TaskScore, logged_metrics
 from llmtrain.training.throughput import Activity, Throughput, Timing, peak_memory_bytes
@@ -97,7 +98,7 @@ class Trainer:
             ) from None
 
     def _loop(self) -> None:
-        self.tracker.activity("compiling" if self.config.compile else "first step")
+        self.tracker.activity(self.context.start_up.begin_steps())
         self.throughput.restart()
         while True:
             if self._evaluation_due() and not self._is_interrupted():
@@ -163,7 +164,9 @@ class Trainer:
             # The first step of a process allocates and compiles, so its time is not counted.
             self._read_losses()
             self._is_warming_up = False
-            self.timing.first_step = time.perf_counter() - self.context.began
+            self.context.start_up.end_first_step(self.timing)
+            if self.world.is_first:
+                record_start(self.context.run, self.context.generation, self.timing)
             report_unused(self.stepper.model.module, result.without_gradient, self.state.step)
             self.throughput.restart()
         self.tracker.step(self.state.step, self._seconds_left())
@@ -181,7 +184,7 @@ class Trainer:
             "train/lr": lr_at(step - 1, self.config),
             "train/grad_norm": float(result.grad_norm),
             "train/tokens": self.state.tokens,
-            "train/epoch": self._epochs(),
+            "train/epoch": self.train_batches.epochs_at(self.state.step),
             **source_use(self.train_batches, step),
         }
         rate = self.throughput.read()
@@ -221,7 +224,7 @@ class Trainer:
                 values += of_rank[index][:-1]
             loss, *metrics = (sum(values[column::width]) for column in range(width))
             self._check_finite(step, loss, by_rank[0][index][-1])
-            if self._epoch_ended_at(step - 1):
+            if self.train_batches.epoch_ended_at(step - 1):
                 self.state.end_epoch()
             self.state.add_train_loss(loss, metrics)
         self._unread.clear()
@@ -240,23 +243,9 @@ class Trainer:
             reason="not_finite",
         )
 
-    def _epochs(self) -> float:
-        """Passes over the training data so far, including the fraction of the current one."""
-        complete = self.state.epoch
-        start = self.train_batches.steps_in(complete)
-        end = self.train_batches.steps_in(complete + 1)
-        return complete + (self.state.step - start) / max(1, end - start)
-
-    def _epoch_ended_at(self, step: int) -> int | None:
-        """The number of the epoch that ended with a step."""
-        epoch = self.train_batches.epochs_after(step)
-        if epoch == 0 or self.train_batches.steps_in(epoch) != step:
-            return None
-        return epoch
-
     def _ended_epoch(self) -> int | None:
         """The number of the epoch that ended with this step, if trainer.max_epochs is set."""
-        return self._epoch_ended_at(self.state.step) if self.config.max_epochs else None
+        return self.train_batches.epoch_ended_at(self.state.step) if self.config.max_epochs else None
 
     def _is_due(self, every: int | None) -> bool:
         """Whether this step is the last one, the last of an epoch, or a multiple of `every`."""
@@ -376,7 +365,7 @@ class Trainer:
 
     def repair_artifacts(self) -> None:
         """On resume: create what a killed process did not publish."""
-        ended_at = self._epoch_ended_at if self.config.max_epochs else lambda _: None
+        ended_at = self.train_batches.epoch_ended_at if self.config.max_epochs else lambda _: None
         self.artifacts.repair(self.state.epoch, ended_at)
 
     def sample(self) -> tuple[str, str]:
@@ -393,6 +382,7 @@ class Trainer:
         started = time.perf_counter()
         yield
         self.timing.add(activity, time.perf_counter() - started)
+        self.context.start_up.keep_compiled_code()
         self.tracker.activity("")
         if self.state.step:
             self.throughput.restart()

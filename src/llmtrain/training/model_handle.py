@@ -64,7 +64,8 @@ def build_model(
     if trainer.compile and objective.compares_answers:
         group_loss_function = adapter.compiled_group_losses(module)
     elif trainer.compile:
-        loss_function = adapter.compiled_loss(module, by_block=is_sharded)
+        is_by_block = is_sharded or components.recorded["compiled"] == "blocks"
+        loss_function = adapter.compiled_loss(module, is_by_block)
     autocast = autocast_for(trainer, adapter, world.device)
     parallel = parallelize(
         module,

@@ -14,22 +14,21 @@ from llmtrain.config.check_plugins import describe_plugins
 from llmtrain.config.data import DummyTextSection
 from llmtrain.config.document import dump_document
 from llmtrain.config.logging import LoggingSection
-from llmtrain.config.output import OutputSection
 from llmtrain.config.schema import Config
 from llmtrain.config.trainer import TrainerSection
 from llmtrain.core import fault_injection
-from llmtrain.core.env import LAUNCH, START
+from llmtrain.core.env import START
 from llmtrain.core.fault_injection import inject_fault
 from llmtrain.core.files import write_atomic, write_json
 from llmtrain.core.logs import log, log_on_every_rank, setup_logging
-from llmtrain.core.progress import ProgressMode, is_live, progress_mode
+from llmtrain.core.progress import ProgressMode, progress_mode
 from llmtrain.core.redact import redact_values
 from llmtrain.data.batches import MicroBatchNumbers
 from llmtrain.data.tokenizers.load import replace_saved_tokenizer, saved_sha256
 from llmtrain.distributed.batch_split import MicroBatchRange, micro_batches_in_step
 from llmtrain.distributed.control_group import peer_errors
 from llmtrain.distributed.world import World, current_process_info, join_world
-from llmtrain.errors import Interrupted, PeerLost, Superseded
+from llmtrain.errors import Interrupted
 from llmtrain.models.base import parameter_count, trainable_count
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.generations import end_generation, note_generation
@@ -48,6 +47,7 @@ from llmtrain.training.components import Components, build_on_all_ranks
 from llmtrain.training.context import RunContext
 from llmtrain.training.eval_prompts import EvalPrompts
 from llmtrain.training.eval_tasks import EvalTasks
+from llmtrain.training.interruption import add_resume_hint, interrupted_status, prepare_interrupt
 from llmtrain.training.loop import Trainer
 from llmtrain.training.mixture import check_sources, with_recorded_weights
 from llmtrain.training.model_handle import ModelHandle, build_model
@@ -76,6 +76,7 @@ from llmtrain.training.resume import (
 )
 from llmtrain.training.schedule import max_steps_of, warn_if_short
 from llmtrain.training.shutdown import StopFlag
+from llmtrain.training.start_up import starting_up
 from llmtrain.training.step import Stepper
 from llmtrain.training.step_zero import prepare_references
 from llmtrain.training.storage_errors import explain_storage_errors
@@ -137,6 +138,7 @@ def run_training(
             ownership.begin_generation(config.run.threads)  # already now, to count crashes while data is prepared
 
         # Data and model
+        start_up = stack.enter_context(starting_up(config, world, began))
         components = build_on_all_ranks(config, world, rank0(lambda: recorded_numerics(resumption)))
         resolved = config.with_values("trainer", max_steps=max_steps_of(config.trainer, components.train_batches))
         rank0(lambda: _check_start(resolved.trainer, components, ownership, allow_config_change))
@@ -152,7 +154,7 @@ def run_training(
         _log_to_run(config.logging, run, world, threads)
         warn_if_short(resolved.trainer, is_smoke_test=isinstance(config.data, DummyTextSection))
         context = RunContext(
-            resolved, config, world, run, lock, generation, resumption, stop, began, ownership.origin, on_log
+            resolved, config, world, run, lock, generation, resumption, stop, start_up, ownership.origin, on_log
         )
         result = _train(context, components)
         if world.is_first and config.output.sync_uri:
@@ -211,7 +213,7 @@ def _train(context: RunContext, components: Components) -> TrainResult:
     status = EndStatus.FAILED
     result: TrainResult | None = None
     try:
-        _prepare_interrupt(context, tracker, state)
+        prepare_interrupt(context, tracker, state)
         trainer = _build_trainer(context, components, store, model, optimizer, state, tracker)
         if context.resumption and world.is_first:
             with suppress(OSError):
@@ -226,8 +228,8 @@ def _train(context: RunContext, components: Components) -> TrainResult:
         status = EndStatus.FINISHED
         return result
     except Interrupted as error:
-        status = _interrupted_status(error)
-        _add_resume_hint(context, error, state.step)
+        status = interrupted_status(error)
+        add_resume_hint(context, error, state.step)
         raise
     finally:
         _end_run(context, tracker, status, state, result)
@@ -342,40 +344,6 @@ def _build_trainer(
         state=state,
         saved=(state.step, state.evaluated_step),
     )
-
-
-def _interrupted_status(error: Interrupted) -> EndStatus:
-    if isinstance(error, PeerLost):
-        return EndStatus.FAILED
-    if isinstance(error, Superseded):
-        return EndStatus.SUPERSEDED
-    return EndStatus.STOPPED
-
-
-def _prepare_interrupt(context: RunContext, tracker: Tracker, state: TrainState) -> None:
-    """What a signal shows and, if it is a second Ctrl-C, leaves behind."""
-    stop = context.stop
-    stop.remedy = _resume_hint(context)
-    if is_live():
-        stop.show = tracker.activity
-    if context.world.is_first:
-        stop.before_leaving = lambda: end_generation(context.run, context.generation, EndStatus.STOPPED, state.step)
-
-
-def _resume_hint(context: RunContext) -> str:
-    run = context.run
-    if LAUNCH in os.environ:
-        return f"Resume with: llmtrain resume {run.run_id}"
-    is_default_root = context.config.output.root_dir == OutputSection().root_dir
-    name = run.run_id if is_default_root else run.shown()
-    return f"Resume with: llmtrain train --resume {name}"
-
-
-def _add_resume_hint(context: RunContext, error: Interrupted, step: int) -> None:
-    run = context.run
-    if _interrupted_status(error) == EndStatus.STOPPED:
-        error.remedy = _resume_hint(context)
-    error.details = {**error.details, "run_id": run.run_id, "run_dir": str(run.shown()), "steps": step}
 
 
 def _end_run(

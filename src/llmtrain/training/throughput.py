@@ -3,8 +3,8 @@
 import resource
 import sys
 import time
-from dataclasses import asdict, dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 import torch
 
@@ -20,6 +20,8 @@ class Timing:
 
     first_step: float | None = None
     """From the call of the training to the end of the first step: data, model, compilation."""
+    start: dict[str, float] = field(default_factory=dict)
+    """Of each phase of the start."""
     evaluating: float = 0.0
     evaluations: int = 0
     saving: float = 0.0
@@ -34,9 +36,18 @@ class Timing:
             self.saving += seconds
             self.saves += 1
 
-    def as_dict(self) -> dict[str, float | int | None]:
-        values = asdict(self)
-        return {name: round(value, 3) if isinstance(value, float) else value for name, value in values.items()}
+    def as_dict(self) -> dict[str, Any]:
+        return _rounded(asdict(self))
+
+
+def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+    rounded: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            rounded[name] = _rounded(value)
+        else:
+            rounded[name] = round(value, 3) if isinstance(value, float) else value
+    return rounded
 
 
 class Throughput:

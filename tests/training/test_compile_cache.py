@@ -1,0 +1,189 @@
+"""Compiled code outlives the machine, and only code that is intact and ours is used."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import fault_harness as harness
+import pytest
+import torch
+
+from llmtrain.compat.numerics import Numerics
+from llmtrain.config.model import GptSection
+from llmtrain.config.schema import Config
+from llmtrain.models.gpt.adapter import GPTAdapter
+from llmtrain.training import compile_cache as module
+from llmtrain.training.compilation import WHOLE_MODEL_STEPS, compiled_parts
+from llmtrain.training.compile_cache import CompileCache, cache_key
+
+MakeConfig = Callable[..., Config]
+
+
+def new_machine(path: Path, folder: Path) -> CompileCache:
+    folder.mkdir()
+    cache = CompileCache(path, folder / "key")
+    cache.unpack()
+    return cache
+
+
+def compiled(folder: Path, name: str = "inductor/ab/code.so", content: bytes = b"code") -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The file that a first start has written."""
+    cache = new_machine(tmp_path / "cache" / "key.tar", tmp_path / "first")
+    assert not cache.is_filled
+    compiled(cache.local)
+    compiled(cache.local, "inductor/locks/code.lock")
+    cache.save(29.0)
+    return cache.path
+
+
+def test_another_machine_has_the_code(saved: Path, tmp_path: Path) -> None:
+    cache = new_machine(saved, tmp_path / "second")
+    assert cache.is_filled
+    assert cache.compile_seconds == 29.0
+    files = [path for path in cache.local.rglob("*") if path.is_file()]
+    assert [path.name for path in files] == ["code.so"], "locks are left out"
+    assert files[0].read_bytes() == b"code"
+    before = saved.read_bytes()
+    cache.save(3.0)
+    assert saved.read_bytes() == before, "nothing new was compiled"
+    compiled(cache.local, "inductor/cd/more.so")
+    cache.save(3.0)
+    third = new_machine(saved, tmp_path / "third")
+    assert (third.local / "inductor/cd/more.so").exists()
+    assert third.compile_seconds == 29.0
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "empty", "no header", "a list"])
+def test_damaged_file_is_ignored_and_replaced(
+    saved: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = saved.read_bytes()
+    damaged = {
+        "changed": content[:-20] + bytes([content[-20] ^ 1]) + content[-19:],
+        "cut": content[:-1],
+        "empty": b"",
+        "no header": content.partition(b"\n")[2],
+        "a list": b"[]\n" + content.partition(b"\n")[2],
+    }
+    saved.write_bytes(damaged[damage])
+    cache = new_machine(saved, tmp_path / "second")
+    assert not cache.is_filled
+    assert not list(cache.local.iterdir())
+    assert f"ignoring the compiled code in {saved}" in caplog.text
+    compiled(cache.local)
+    cache.save(12.0)
+    assert new_machine(saved, tmp_path / "third").is_filled
+
+
+def test_file_of_another_user_is_ignored(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module.os, "getuid", lambda: 4242)
+    if os.geteuid() == 0:
+        os.chown(saved, 4243, -1)
+    assert not new_machine(saved, tmp_path / "second").is_filled
+    assert "belongs to another user" in caplog.text
+
+
+def test_archive_does_not_leave_its_directory(saved: Path, tmp_path: Path) -> None:
+    import hashlib
+    import io
+    import tarfile
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("../outside"))
+    content = buffer.getvalue()
+    header = json.dumps({"sha256": hashlib.sha256(content).hexdigest()})
+    saved.write_bytes(header.encode() + b"\n" + content)
+    cache = new_machine(saved, tmp_path / "second")
+    assert not cache.is_filled
+    assert not (tmp_path / "second" / "outside").exists()
+
+
+def test_run_does_not_fail_if_the_file_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "cache").write_text("not a directory")
+    cache = new_machine(tmp_path / "cache" / "key.tar", tmp_path / "first")
+    compiled(cache.local)
+    cache.save(1.0)
+    assert "the next start compiles again" in caplog.text
+
+
+def test_old_files_are_deleted(tmp_path: Path) -> None:
+    for number in range(module.MOST_FILES + 3):
+        cache = new_machine(tmp_path / "cache" / f"{number}.tar", tmp_path / f"machine-{number}")
+        compiled(cache.local)
+        cache.save()
+        os.utime(cache.path, (number, number))
+    assert len(list((tmp_path / "cache").iterdir())) == module.MOST_FILES
+    assert not (tmp_path / "cache" / "0.tar").exists()
+
+
+def test_local_directory_must_be_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
+    folder = tmp_path / f"llmtrain-compiled-{os.getuid()}"
+    assert module._private_directory() == folder
+    folder.chmod(0o777)
+    with pytest.raises(PermissionError, match="no one else"):
+        module._private_directory()
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(PermissionError):
+        module._private_directory()
+
+
+def test_key_depends_on_what_is_compiled(make_config: MakeConfig) -> None:
+    class OneProcess:
+        device = torch.device("cpu")
+
+    def key(**changes: object) -> str:
+        return cache_key(make_config(**changes), OneProcess())  # type: ignore[arg-type]
+
+    same = {key(), key(trainer__lr=0.5), key(trainer__max_steps=4), key(run__seed=9)}
+    assert len(same) == 1, "trials of a sweep share it"
+    others = {key(trainer__micro_batch_size=3), key(model__d_model=48), key(trainer__precision="bf16")}
+    assert len(others | same) == 4
+
+
+def test_long_runs_compile_the_whole_model(make_config: MakeConfig) -> None:
+    trainer = make_config(trainer__compile=True).trainer
+    adapter = GPTAdapter(GptSection(), 256)
+    assert compiled_parts(adapter, trainer, WHOLE_MODEL_STEPS - 1) == "blocks"
+    assert compiled_parts(adapter, trainer, WHOLE_MODEL_STEPS) == "model"
+    assert compiled_parts(adapter, trainer.model_copy(update={"compile": False}), 10) is None
+    adapter.numerics = Numerics.recorded({"numerics": 6, "compiled": "blocks"}, "mine")
+    assert compiled_parts(adapter, trainer, WHOLE_MODEL_STEPS) == "blocks", "a run that has become longer"
+    adapter.numerics = Numerics.recorded({"numerics": 5}, "mine")
+    assert compiled_parts(adapter, trainer, 10) == "model", "as it was before version 6"
+
+
+@pytest.mark.slow
+def test_restarted_machine_compiles_nothing(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Killed in step 5 and resumed on a machine with an empty temporary directory: the same bits, no compilation."""
+    changes = {"trainer__compile": True, "model__dropout": 0.0, "data__cache_dir": str(tmp_path / "volume")}
+    environment = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        environment.append({"TMPDIR": str(tmp_path / name)})
+    whole = make_config(**changes)
+    ended = harness.start(whole, env=environment[0]).wait(timeout=300)
+    assert ended.code == 0, ended.output
+    assert "most of them for compiling" in ended.output
+    expected = harness.outcome(Path(whole.output.root_dir), ended.result)
+    (packed,) = (tmp_path / "volume" / "compiled").iterdir()
+    before = packed.read_bytes()
+
+    again = make_config(**changes)
+    assert harness.start(again, fault="after_optimizer:5:0:kill", env=environment[1]).wait(timeout=300).code == -9
+    ended = harness.start(again, harness.RUN_ID, env=environment[1]).wait(timeout=300)
+    assert ended.code == 0, ended.output
+    assert "with the compiled code of an earlier start" in ended.output
+    assert harness.outcome(Path(again.output.root_dir), ended.result) == expected
+    assert packed.read_bytes() == before, "the second machine has compiled nothing that the first had not"
