@@ -93,13 +93,18 @@ class TestRuns:
         assert done.code == 0, done.err
         lines = done.out.splitlines()
         assert len(lines) <= 17
-        assert max(map(len, lines[:-3])) <= 80
+        assert max(map(len, lines[:-2])) <= 80, "all but the directory and the command"
         facts = {line[:12].strip(): line[14:] for line in lines}
         row = cli("runs", "show", "one", "--root", root, "--json").json
         assert facts["status"] == row["status"]
         assert f"{row['val_loss']:.4f}" in facts["loss"]
         assert "tokens/s on average" in facts["speed"]
-        assert facts["everything"].endswith("--all")
+        (start,) = row["generations"]
+        seconds = start["start_seconds"]
+        longest = max(seconds, key=seconds.__getitem__)
+        assert facts["start-up"].startswith(f"{sum(seconds.values()):.1f} s, most of it for: {longest} ")
+        assert "first step" in seconds
+        assert "runs show" in facts["more"]
         assert cli("runs", "show", "one", "--root", root, "--all", "--plot").code == 64
 
     def test_list_marks_the_best_run(self, cli, root: Path) -> None:

@@ -112,7 +112,8 @@ def test_gpu_hours_of_two_starts(root: Path) -> None:
     run = make_run(root, "twice", steps=20, world_size=4, started=time.time() - 7200)
     rows = json.loads((run / "generations.json").read_text())
     first = {**rows[0], "ended": "stopped", "started_at": "2026-01-01T00:00:00+0000"}
-    second = {**rows[0], "generation": 2, "started_at": "2026-01-01T02:00:00+0000"}
+    phases = {"reading data": 0.2, "first step": 7.8}
+    second = {**rows[0], "generation": 2, "started_at": "2026-01-01T02:00:00+0000", "start_seconds": phases}
     (run / "generations.json").write_text(json.dumps([first, second]))
     (path,) = (run / "exits").iterdir()
     report = json.loads(path.read_text())
@@ -125,6 +126,7 @@ def test_gpu_hours_of_two_starts(root: Path) -> None:
     assert row["restarts"] == 1
     starts = run_values.run_details(RunView(RunDirectory(run)))["generations"]
     assert [start["until"] - start["started"] for start in starts] == [3600, 1800]
+    assert [start["start_seconds"] for start in starts] == [{}, phases]
 
 
 def test_rows_have_the_cost_where_prices_are_given(root: Path) -> None:

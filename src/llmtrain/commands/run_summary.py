@@ -10,6 +10,7 @@ from llmtrain.commands.run_tables import count_text, loss_text, plain
 from llmtrain.core.text import first_names, format_bytes, plural
 from llmtrain.plan.cost import RunCost, cost_text
 from llmtrain.plan.prediction import Prediction, Usage, beside
+from llmtrain.runs.generations import start_seconds
 from llmtrain.runs.listing import age_of
 from llmtrain.runs.progress_lines import duration_text
 from llmtrain.runs.sources import source_table
@@ -17,6 +18,7 @@ from llmtrain.runs.state import RunState
 
 Row = dict[str, Any]
 LABEL_WIDTH = 12
+_SHOWN_PHASES = 2
 
 
 def summary_lines(value: Row, cost: RunCost | None, predicted: Prediction | None, usage: Usage) -> list[str]:
@@ -42,8 +44,7 @@ def summary_lines(value: Row, cost: RunCost | None, predicted: Prediction | None
         "directory": value["path"],
         "damaged": ", ".join(value["damaged"]) or None,
     }
-    show = f"llmtrain runs show {shlex.quote(_argument(value))}"
-    facts |= {"curves": f"{show} --plot", "everything": f"{show} --all"}
+    facts["more"] = f"llmtrain runs show {shlex.quote(_argument(value))} --all, or --plot for its curves"
     lines = [f"{name:{LABEL_WIDTH}}  {fact}" for name, fact in facts.items() if fact is not None]
     if value["sources"]:
         lines += ["", *source_table(value["sources"])]
@@ -131,12 +132,13 @@ def _started(value: Row) -> str | None:
 
 
 def _start_up(value: Row) -> str | None:
-    """`12.1 s: loading torch 4.1 s, reading data 0.2 s, first step 7.8 s`: of the last start that trained."""
+    """`12.1 s, most of it for: first step 7.8 s, loading torch 4.1 s`: of the last start that trained."""
     for row in reversed(value["generations"]):
-        seconds = _part(row, "start_seconds")
-        if seconds and all(isinstance(each, int | float) for each in seconds.values()):
-            phases = ", ".join(f"{phase} {each:.1f} s" for phase, each in seconds.items())
-            return f"{sum(seconds.values()):.1f} s: {phases}"
+        seconds = start_seconds(row)
+        if seconds:
+            longest = sorted(seconds.items(), key=lambda item: -item[1])[:_SHOWN_PHASES]
+            phases = ", ".join(f"{phase} {each:.1f} s" for phase, each in longest)
+            return f"{sum(seconds.values()):.1f} s, most of it for: {phases}"
     return None
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from llmtrain.plan.cost import cost_of_run
 from llmtrain.plan.prediction import recorded_prediction, usage_of
 from llmtrain.runs.explain import HEALTHY, Why, explain_local, last_report
+from llmtrain.runs.generations import start_seconds
 from llmtrain.runs.json_values import dictionary, epoch, finite, integer, short_text
 from llmtrain.runs.sources import source_rows
 from llmtrain.runs.state import RunState, state_after
@@ -178,6 +179,7 @@ def _start(row: Values, end: float | None) -> Values:
     return {
         **values,
         "host": short_text(row.get("host")),
+        "start_seconds": start_seconds(row),
         "started": epoch(row.get("started_at")),
         "until": end,
         "ended": None if row.get("ended") is None else state_after(row["ended"]),

@@ -14,6 +14,7 @@ from llmtrain.core.env import LAUNCH
 from llmtrain.core.files import is_full, read_json, write_json, write_json_in_place
 from llmtrain.errors import TrainingFailed
 from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.json_values import dictionary, finite, short_text
 from llmtrain.runs.metadata import cpu_architecture
 from llmtrain.runs.state import EndStatus
 
@@ -26,6 +27,13 @@ _NO_CRASH = (EndStatus.FINISHED, EndStatus.STOPPED, EndStatus.REFUSED)
 def read_generations(run: RunDirectory) -> list[dict[str, Any]]:
     """The valid rows; a damaged file must not prevent a run from starting."""
     return valid_rows(read_json(run.generations))
+
+
+def start_seconds(row: dict[str, Any]) -> dict[str, float]:
+    """Phase of a start -> seconds; empty for a start that took no step, or a damaged row."""
+    recorded = dictionary(row.get("start_seconds"))
+    seconds = {short_text(phase): finite(value) for phase, value in recorded.items()}
+    return {phase: value for phase, value in seconds.items() if value is not None}
 
 
 def valid_rows(rows: Any) -> list[dict[str, Any]]:
