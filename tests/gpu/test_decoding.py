@@ -75,6 +75,7 @@ def test_logits_in_bfloat16_agree(name: str, precision: str) -> None:
     import torch
 
     from llmtrain.models.compute_dtype import compute_in, copy_in
+    from llmtrain.models.gpt.decoding import ReplayedDecoding
 
     adapter, module = build(name)
     module.eval()
@@ -86,6 +87,7 @@ def test_logits_in_bfloat16_agree(name: str, precision: str) -> None:
     context = torch.autocast("cuda", dtype=torch.bfloat16) if precision == "autocast" else nullcontext()
     with torch.no_grad(), context:
         replayed = adapter.next_logits(module, BLOCK)
+        assert type(replayed) is ReplayedDecoding
         launched = launching(adapter).next_logits(module, BLOCK)
         for length in range(3, len(ids) + 1):
             found, expected = replayed(ids[:length]).float(), launched(ids[:length]).float()
