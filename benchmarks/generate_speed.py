@@ -2,11 +2,11 @@
 
     python benchmarks/generate_speed.py [--architecture gpt2 --size 124m --tokens 256 --device cuda]
 
-`replayed`: a KV cache of fixed shape and the replay of a CUDA graph per token, as generation does on a GPU. `launched`: a
-KV cache and kernels launched from Python, as generation does on a CPU. `recomputing`: the whole context for each token.
-All generate the same number of tokens after the same prompt, greedily, with a model of random weights. Prints every
-round, how many tokens of the texts agree from the start, and the median of the ratios. In bfloat16 the texts may differ
-after two tokens whose logits differ by rounding only.
+`replayed`: a KV cache of fixed shape and the replay of a CUDA graph per token, as generation does on a GPU. `launched`:
+a KV cache and kernels launched from Python, as generation does on a CPU. `recomputing`: the whole context for each
+token. All generate the same number of tokens after the same prompt, greedily, with a model of random weights. Prints
+every round, how many tokens of the texts agree from the start, and the median of the ratios. In bfloat16 the texts may
+differ after two tokens whose logits differ by rounding only.
 """
 
 import argparse
