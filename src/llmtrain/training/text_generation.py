@@ -42,8 +42,6 @@ def sample_ids(
     with evaluating(module), not_compiled(module):
         while len(ids) < len(prompt) + sampling.max_new_tokens:
             logits = next_logits(ids).float()
-            if sampling.temperature != 0:
-                logits = logits.cpu()  # where the random numbers are from, so that all devices draw the same
             best = int(logits.argmax())  # waits for the GPU; the index of a NaN if there is one
             if not math.isfinite(float(logits[best])):  # -inf excludes a token, NaN and inf are errors
                 raise DataError(
@@ -70,6 +68,7 @@ def not_compiled(module: nn.Module) -> AbstractContextManager[Any]:
 def _choose(logits: torch.Tensor, best: int, sampling: Sampling, generator: torch.Generator) -> int:
     if sampling.temperature == 0:
         return best
+    logits = logits.cpu()  # like the generator, so that all devices draw the same
     if sampling.top_k is not None and sampling.top_k < len(logits):
         lowest = logits.topk(sampling.top_k).values[-1]
         logits = logits.masked_fill(logits < lowest, float("-inf"))

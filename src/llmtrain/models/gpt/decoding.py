@@ -107,16 +107,17 @@ class _Step(Replayed):
         self.span = span
         self._module = module
         self._cache = StaticCache(cache, span)
-        super().__init__(self._cache.position.device)
-        self._token = torch.zeros(1, 1, dtype=torch.int64, device=self._cache.position.device)
+        device = self._cache.place.position.device
+        super().__init__(device)
+        self._token = torch.zeros(1, 1, dtype=torch.int64, device=device)
 
     def __call__(self, token: int, position: int) -> torch.Tensor:
         self._token.fill_(token)
-        self._cache.position.fill_(position)
+        self._cache.place.position.fill_(position)
         return self.replay()
 
     def compute(self) -> torch.Tensor:
-        self._cache.start_step()
+        self._cache.place.start_step()
         # Not cuDNN's attention, which compiles for every shape. The flash kernel takes no mask.
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
             logits: torch.Tensor = self._module(self._token, cache=self._cache)
@@ -127,7 +128,7 @@ class _FullContext(Replayed):
     """Logits of the token after a full context."""
 
     def __init__(self, module: LanguageModel, block_size: int) -> None:
-        device = module.head_weight.device
+        device = next(module.parameters()).device
         super().__init__(device)
         self._module = module
         self._tokens = torch.zeros(1, block_size, dtype=torch.int64, device=device)

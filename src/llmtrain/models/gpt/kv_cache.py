@@ -58,50 +58,56 @@ class KVCache:
             layer.select_rows(rows)
 
 
-class StaticLayer:
-    """Keys and values of one block, (B, kv heads, span, hs) each."""
-
-    def __init__(self, step: "StaticCache", keys: torch.Tensor, values: torch.Tensor) -> None:
-        self._step = step
-        self._keys = keys
-        self._values = values
-
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Store keys and values of the token, and attend to all tokens up to it."""
-        # Not index_copy_, which in deterministic mode waits for the GPU to check the index: no graph can contain that.
-        torch.where(self._step.is_here, k, self._keys, out=self._keys)
-        torch.where(self._step.is_here, v, self._values, out=self._values)
-        B, nh, _, hs = q.shape  # noqa: N806
-        # The heads that share keys and values become the queries of one head: fused kernels with a mask know no groups.
-        grouped = q.reshape(B, k.shape[1], -1, hs)
-        y = F.scaled_dot_product_attention(grouped, self._keys, self._values, attn_mask=self._step.mask)
-        return y.reshape(B, nh, 1, hs)
-
-
-class StaticCache:
-    """The first `span` places of a KV cache that has tokens, for steps of one token. Copies nothing."""
+class Place:
+    """The place of the token of a step in a cache, and what all blocks need to know of it."""
 
     is_here: torch.Tensor
-    """(span, 1): whether this is the place of the token."""
+    """(span, 1): whether this is the place."""
     mask: torch.Tensor
     """(1, 1, 1, span): what is added to the scores, 0 up to the token and -inf after it. Not boolean, because each
     block would convert that."""
 
-    def __init__(self, cache: KVCache, span: int) -> None:
-        self.span = span
-        self.layers = []
-        for layer in cache.layers:
-            self.layers.append(StaticLayer(self, *layer.first(span)))
-        keys, _ = cache.layers[0].first(span)
+    def __init__(self, span: int, keys: torch.Tensor) -> None:
         self.position = torch.zeros(1, dtype=torch.int64, device=keys.device)
         self._places = torch.arange(span, device=keys.device)
         self._allowed = keys.new_zeros(())
         self._excluded = keys.new_full((), float("-inf"))
 
     def start_step(self) -> None:
-        """Compute what all blocks need to know of the position."""
+        """Follow the position."""
         self.is_here = (self._places == self.position)[:, None]
         self.mask = torch.where(self._places <= self.position, self._allowed, self._excluded).view(1, 1, 1, -1)
+
+
+class StaticLayer:
+    """Keys and values of one block, (B, kv heads, span, hs) each."""
+
+    def __init__(self, place: Place, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self._place = place
+        self._keys = keys
+        self._values = values
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Store keys and values of the token, and attend to all tokens up to it."""
+        # Not index_copy_, which in deterministic mode waits for the GPU to check the index: no graph can contain that.
+        torch.where(self._place.is_here, k, self._keys, out=self._keys)
+        torch.where(self._place.is_here, v, self._values, out=self._values)
+        B, nh, _, hs = q.shape  # noqa: N806
+        # The heads that share keys and values become the queries of one head: fused kernels with a mask know no groups.
+        grouped = q.reshape(B, k.shape[1], -1, hs)
+        y = F.scaled_dot_product_attention(grouped, self._keys, self._values, attn_mask=self._place.mask)
+        return y.reshape(B, nh, 1, hs)
+
+
+class StaticCache:
+    """The first `span` places of a KV cache that has tokens, for steps of one token. Copies nothing."""
+
+    def __init__(self, cache: KVCache, span: int) -> None:
+        keys, _ = cache.layers[0].first(span)
+        self.place = Place(span, keys)
+        self.layers = []
+        for layer in cache.layers:
+            self.layers.append(StaticLayer(self.place, *layer.first(span)))
 
 
 AnyCache = KVCache | StaticCache
@@ -111,7 +117,7 @@ AnyLayer = LayerCache | StaticLayer
 def of_positions(table: torch.Tensor, count: int, cache: AnyCache | None) -> torch.Tensor:
     """The rows of a table of positions for the next `count` tokens."""
     if isinstance(cache, StaticCache):
-        return table.index_select(0, cache.position)
+        return table.index_select(0, cache.place.position)
     start = cache.length if cache else 0
     return table[start : start + count]
 
