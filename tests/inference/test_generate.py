@@ -61,12 +61,16 @@ def test_top_p_keeps_the_fewest_tokens_with_that_probability() -> None:
         assert text_generation._nucleus(probabilities, top_p).nonzero().flatten().tolist() == kept
     logits = probabilities.log()
     chosen = {
-        text_generation._choose(logits, Sampling(1, 1.0, None, top_p=0.5), torch.Generator().manual_seed(seed))
+        text_generation._choose(
+            logits, int(logits.argmax()), Sampling(1, 1.0, None, top_p=0.5), torch.Generator().manual_seed(seed)
+        )
         for seed in range(50)
     }
     assert chosen == {1, 3}
     without, all_of_it = (
-        text_generation._choose(logits, Sampling(1, 1.0, None, top_p=top_p), torch.Generator().manual_seed(3))
+        text_generation._choose(
+            logits, int(logits.argmax()), Sampling(1, 1.0, None, top_p=top_p), torch.Generator().manual_seed(3)
+        )
         for top_p in (None, 1.0)
     )
     assert without == all_of_it

@@ -1,5 +1,6 @@
 """Text generation, token by token."""
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -40,14 +41,15 @@ def sample_ids(
     next_logits = adapter.next_logits(module, block_size)
     with evaluating(module), not_compiled(module):
         while len(ids) < len(prompt) + sampling.max_new_tokens:
-            logits = next_logits(ids).float().cpu()
-            if not logits.max().isfinite():  # -inf excludes a token, NaN and inf are errors
+            logits = next_logits(ids).float()
+            best = int(logits.argmax())  # waits for the GPU; the index of a NaN if there is one
+            if not math.isfinite(float(logits[best])):  # -inf excludes a token, NaN and inf are errors
                 raise DataError(
                     "The model computes values that are not finite: its weights are damaged, or its training diverged.",
                     remedy="Use an earlier checkpoint.",
                     reason="not_finite",
                 )
-            token = confirm(_choose(logits, sampling, generator))
+            token = confirm(_choose(logits, best, sampling, generator))
             if token is None:
                 break
             ids.append(token)
@@ -63,9 +65,10 @@ def not_compiled(module: nn.Module) -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
 
 
-def _choose(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+def _choose(logits: torch.Tensor, best: int, sampling: Sampling, generator: torch.Generator) -> int:
     if sampling.temperature == 0:
-        return int(logits.argmax())
+        return best
+    logits = logits.cpu()  # like the generator, so that all devices draw the same
     if sampling.top_k is not None and sampling.top_k < len(logits):
         lowest = logits.topk(sampling.top_k).values[-1]
         logits = logits.masked_fill(logits < lowest, float("-inf"))

@@ -1,6 +1,5 @@
 """`gpt`: builds, counts and exports a GPT for the trainer."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from llmtrain.config.model import GptSection, ModernGptSection
 from llmtrain.core.text import one_line
 from llmtrain.errors import DataError
 from llmtrain.models.base import LossFunction, ModelAdapter, NextLogits, parameter_count
+from llmtrain.models.gpt.decoding import next_logits_of
 from llmtrain.models.gpt.format_files import State
 from llmtrain.models.gpt.gpt2_format import gpt2_config, read_gpt2, write_gpt2
 from llmtrain.models.gpt.kv_cache import KVCache
@@ -125,19 +125,8 @@ class GPTAdapter(ModelAdapter):
         return 6.0 * weights + 12.0 * shape.n_layers * shape.d_model * c.block_size
 
     def next_logits(self, module: nn.Module, block_size: int) -> NextLogits:
-        """For generation, with a KV cache. Once the context is full, the last `block_size` tokens are computed again
-        for each token: they have other positions then."""
-        cache = KVCache(len(self.blocks(module)), block_size)
-
-        def next_logits(ids: Sequence[int]) -> torch.Tensor:
-            device = next(module.parameters()).device
-            if len(ids) > block_size:
-                logits = module(torch.tensor([list(ids[-block_size:])], device=device))
-            else:
-                logits = module(torch.tensor([list(ids[cache.length :])], device=device), cache=cache)
-            return logits[0, -1]  # (V,)
-
-        return next_logits
+        """For generation, with a KV cache."""
+        return next_logits_of(module, len(self.blocks(module)), block_size)
 
     def export_config(self) -> dict[str, Any]:
         c = self.config

@@ -12,7 +12,7 @@ from torch import nn
 
 from llmtrain.compat.numerics import Numerics
 from llmtrain.config.model import GptSection
-from llmtrain.models.gpt.kv_cache import KVCache, LayerCache, attend
+from llmtrain.models.gpt.kv_cache import AnyCache, AnyLayer, attend, of_positions
 from llmtrain.models.group_losses import Groups
 from llmtrain.models.losses import ChunkedLoss, OutputLoss
 from llmtrain.models.sizes import padded_vocab_size
@@ -28,7 +28,7 @@ class CausalSelfAttention(nn.Module):
         self.c_attn = nn.Linear(config.d_model, 3 * config.d_model)  # query, key and value of all heads
         self.c_proj = nn.Linear(config.d_model, config.d_model)
 
-    def forward(self, x: torch.Tensor, cache: LayerCache | None = None) -> torch.Tensor:  # (B, T, C) -> (B, T, C)
+    def forward(self, x: torch.Tensor, cache: AnyLayer | None = None) -> torch.Tensor:  # (B, T, C) -> (B, T, C)
         B, T, C = x.shape  # noqa: N806
         qkv = self.c_attn(x).view(B, T, 3, self.n_heads, C // self.n_heads)  # (B, T, 3, nh, hs)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, nh, T, hs)
@@ -59,7 +59,7 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.d_model)
         self.mlp = MLP(config)
 
-    def forward(self, x: torch.Tensor, cache: LayerCache | None = None) -> torch.Tensor:  # (B, T, C) -> (B, T, C)
+    def forward(self, x: torch.Tensor, cache: AnyLayer | None = None) -> torch.Tensor:  # (B, T, C) -> (B, T, C)
         x = x + self.attn(self.ln_1(x), cache)
         return x + self.mlp(self.ln_2(x))
 
@@ -86,7 +86,7 @@ class LanguageModel(nn.Module):
         self,
         tokens: torch.Tensor,
         targets: torch.Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: AnyCache | None = None,
         groups: Groups | None = None,
     ) -> torch.Tensor:
         """Logits, (B, T) -> (B, T, V); with targets the sum of their losses, or the sums of groups, computed in chunks.
@@ -102,7 +102,7 @@ class LanguageModel(nn.Module):
         bias = None if self.padding_bias is None else self.padding_bias.to(hidden.dtype)
         return F.linear(hidden, self.head_weight.to(hidden.dtype), bias)
 
-    def hidden_states(self, tokens: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
+    def hidden_states(self, tokens: torch.Tensor, cache: AnyCache | None = None) -> torch.Tensor:
         """The input of the output layer, so that a loss can compute the logits in pieces: (B, T) -> (B, T, C)."""
         raise NotImplementedError
 
@@ -120,10 +120,9 @@ class GPT(LanguageModel):
         self.register_buffer("padding_bias", make_padding_bias(vocab_size), persistent=False)
         self._init_weights(config.n_layers)
 
-    def hidden_states(self, tokens: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
-        start = cache.length if cache else 0
+    def hidden_states(self, tokens: torch.Tensor, cache: AnyCache | None = None) -> torch.Tensor:
         x = self.wte(tokens)  # (B, T, C)
-        x = x + self.wpe.weight[start : start + tokens.shape[1]].to(x.dtype)
+        x = x + of_positions(self.wpe.weight, tokens.shape[1], cache).to(x.dtype)
         x = F.dropout(x, self.dropout, self.training)
         for index, block in enumerate(self.h):
             layer = cache.layers[index] if cache else None

@@ -17,7 +17,7 @@ from torch import nn
 from llmtrain.compat.numerics import Numerics
 from llmtrain.config.model import ModernGptSection
 from llmtrain.core.seeds import derive_seed
-from llmtrain.models.gpt.kv_cache import KVCache, LayerCache, attend
+from llmtrain.models.gpt.kv_cache import AnyCache, AnyLayer, StaticCache, attend, of_positions
 from llmtrain.models.gpt.model import INIT_STD, LanguageModel, make_padding_bias
 from llmtrain.models.sizes import padded_vocab_size
 from llmtrain.models.target_device import is_gpu
@@ -59,7 +59,7 @@ class Attention(nn.Module):
             self.q_norm = nn.Parameter(torch.empty(self.head_dim))
             self.k_norm = nn.Parameter(torch.empty(self.head_dim))
 
-    def forward(self, x: torch.Tensor, rotary: Rotary, cache: LayerCache | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotary: Rotary, cache: AnyLayer | None = None) -> torch.Tensor:
         B, T, _ = x.shape  # noqa: N806
         nh = self.n_heads
         nkv = self.n_kv_heads
@@ -123,7 +123,7 @@ class ModernBlock(nn.Module):
         self.norm_2 = nn.RMSNorm(config.shape.d_model, eps=NORM_EPS)
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else SquaredReLU(config, numerics)
 
-    def forward(self, x: torch.Tensor, rotary: Rotary, cache: LayerCache | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotary: Rotary, cache: AnyLayer | None = None) -> torch.Tensor:
         x = x + self.attn(self.norm_1(x), rotary, cache)
         return x + self.mlp(self.norm_2(x))  # (B, T, C)
 
@@ -149,17 +149,22 @@ class ModernGPT(LanguageModel):
         for name, parameter in self.named_parameters():
             init_parameter(name, parameter, seed)
 
-    def hidden_states(self, tokens: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
-        start = cache.length if cache else 0
-        end = start + tokens.shape[1]
+    def hidden_states(self, tokens: torch.Tensor, cache: AnyCache | None = None) -> torch.Tensor:
         x = self.wte(tokens)  # (B, T, C)
         if self.has_embedding_norm:
             x = F.rms_norm(x, x.shape[-1:], eps=NORM_EPS)
-        rotary = self.rotary_cos[start:end], self.rotary_sin[start:end]
+        rotary = self._rotary(tokens.shape[1], cache, x.dtype)
         for index, block in enumerate(self.h):
             layer = cache.layers[index] if cache else None
             x = block(x, rotary, layer)
         return self.norm_f(x)
+
+    def _rotary(self, count: int, cache: AnyCache | None, dtype: torch.dtype) -> Rotary:
+        cos = of_positions(self.rotary_cos, count, cache)
+        sin = of_positions(self.rotary_sin, count, cache)
+        if isinstance(cache, StaticCache):  # cast once here: a cast in each block would be a tenth of a step's kernels
+            return cos.to(dtype), sin.to(dtype)
+        return cos, sin
 
 
 def fused_rows(config: ModernGptSection) -> dict[str, list[int]]:
