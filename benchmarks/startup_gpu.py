@@ -79,7 +79,7 @@ def main() -> None:
             if side == "baseline":
                 command = baseline_command(root, arguments.baseline_steps, arguments.tiny)
             seconds[side] = whole_process(command, root / f"tmp-{side}")
-            line: dict[str, object] = {"side": side, "seconds": round(seconds[side], 1)}
+            line: dict[str, object] = {"side": side, "whole_seconds": round(seconds[side], 1)}
             finished = root / "runs" / side / "finished.json"
             if finished.exists():
                 result = json.loads(finished.read_text())
