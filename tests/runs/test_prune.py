@@ -142,6 +142,18 @@ def test_leftovers_of_a_killed_prune_are_removed(cli, make_run: MakeRun, workdir
     assert left(workdir) == set()
 
 
+def test_files_that_cannot_be_deleted_are_named(
+    cli, make_run: MakeRun, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run("aa")
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda *_, **__: None)  # root, who runs the tests in CI, can delete everything
+        done = cli("runs", "prune", "aa", "--yes")
+    (doomed,) = left(workdir)
+    assert f"aa is kept: some of its files cannot be deleted; they are in runs/{doomed}" in done.out
+    assert "freed" not in done.out
+
+
 @pytest.mark.parametrize("words", [[], ["nowhere"], ["--older-than", "x"], ["--keep", "-1"]])
 def test_invalid_request_exits_64(cli, make_run: MakeRun, workdir: Path, words: list[str]) -> None:
     make_run("aa")

@@ -109,6 +109,8 @@ def delete(plan: Pruned) -> Pruned:
                     if path == candidate.run.path:
                         lock.follow(doomed / lock.path.name)
                     shutil.rmtree(doomed, ignore_errors=True)
+                    if doomed.exists():  # files of another user
+                        raise OSError(f"some of its files cannot be deleted; they are in {doomed}")
         except (LlmtrainError, OSError) as problem:
             reason = problem.what if isinstance(problem, LlmtrainError) else str(problem.strerror or problem)
             done.kept.append(Candidate(candidate.run, candidate.paths, candidate.bytes, reason))
