@@ -220,7 +220,16 @@ SourceKinds = (
     | Annotated[HfTextSection, Tag("hf_text")]
     | Annotated[InstructJsonlSection, Tag("instruct_jsonl")]
     | Annotated[ChatJsonlSection, Tag("chat_jsonl")]
+    | Annotated[PreferenceJsonlSection, Tag("preference_jsonl")]
     | Annotated[PluginDataSection, Tag(PLUGIN_TAG)]
 )
 """What a run can read alone, and what a mixture can read several of."""
-SOURCE_NAMES = ("python_stdlib", "dummy_text", "text_files", "hf_text", "instruct_jsonl", "chat_jsonl")
+SOURCE_NAMES = (
+    "python_stdlib",
+    "dummy_text",
+    "text_files",
+    "hf_text",
+    "instruct_jsonl",
+    "chat_jsonl",
+    "preference_jsonl",
+)

@@ -16,7 +16,7 @@ from llmtrain.data.mixture.mixed_batches import (
     make_schedule,
 )
 from llmtrain.data.mixture.prepare import source_errors
-from llmtrain.data.mixture.sample_sets import ExampleSet, SampleSet, WindowSet
+from llmtrain.data.mixture.sample_sets import ExampleSet, PairSet, SampleSet, WindowSet
 from llmtrain.data.preferences.pair_batches import PairBatches, PairEvalBatches, make_pair_samples
 from llmtrain.data.preferences.pair_store import PairStore
 from llmtrain.data.store.example_store import ExampleStore
@@ -106,6 +106,10 @@ def _sources(
             if isinstance(each.train, ExampleStore):
                 chosen = _samples(each.train, section, block_size, vocab_size, can_pack, f"training ({label})")
                 samples = ExampleSet(chosen, own_seed)
+            elif isinstance(each.train, PairStore):
+                assert isinstance(section, PreferenceJsonlSection)
+                pairs = make_pair_samples(each.train, section, block_size, vocab_size, can_pack, f"training ({label})")
+                samples = PairSet(pairs, own_seed)
             else:
                 assert isinstance(each.train, TokenStore)
                 samples = WindowSet(each.train, block_size, own_seed, vocab_size)
