@@ -15,15 +15,19 @@ from llmtrain.config.data import (
     ExampleDataSection,
     PluginDataSection,
     PreferenceJsonlSection,
+    RunningTextSection,
     SourceKinds,
 )
 from llmtrain.config.section import MayChange, NotNegative, Positive, PositiveInt, Problem, Section, kind_tag
 
-SHARED_FIELDS = ("tokenizer", "cache_dir", "num_workers")
-"""Fields of DataSection that a mixture has for all of its sources."""
+SHARED_FIELDS = ("tokenizer", "cache_dir", "num_workers", "document_mask")
+"""Fields that a mixture has for all of its sources."""
 TEXT = "text"
 EXAMPLES = "examples"
 PAIRS = "pairs"
+MASK_OF_EXAMPLES = (
+    "data.document_mask is for running text, and this data has examples, which never attend to each other. Remove it."
+)
 
 
 @cache
@@ -33,7 +37,7 @@ def _source_adapter() -> TypeAdapter[DataSection]:
 
 class SourceSection(Section):
     """A source of a mixture: these fields, and those of its `name` as in a data section, without `tokenizer`,
-    `cache_dir` and `num_workers`, which belong to the mixture."""
+    `cache_dir`, `num_workers` and `document_mask`, which belong to the mixture."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -57,7 +61,9 @@ class SourceSection(Section):
 
     def section(self, shared: dict[str, Any]) -> DataSection:
         """The data section that reads this source alone."""
-        return _section_of({**(self.model_extra or {}), **shared})
+        section = _section_of(self.model_extra or {})
+        fields = type(section).model_fields
+        return section.model_copy(update={name: value for name, value in shared.items() if name in fields})
 
     def default_label(self) -> str:
         values = self.model_extra or {}
@@ -96,7 +102,7 @@ class StageSection(Section):
             yield ("weights",), "weights: at least one must be above 0."
 
 
-class MixtureSection(DataSection):
+class MixtureSection(RunningTextSection):
     """Several sources in exact proportions: all of text, all of examples, or all of preference pairs."""
 
     name: Literal["mixture"] = "mixture"
@@ -167,6 +173,8 @@ class MixtureSection(DataSection):
                 f"({sections[other_source].name}) has {other}. Use sources of one kind: train on text first, then on "
                 "examples and then on pairs (train --from).",
             )
+        if self.document_mask and not first.keys() <= {TEXT}:
+            yield ("document_mask",), MASK_OF_EXAMPLES
         packing = {getattr(section, "packing", None) for section in sections if _content(section) in (EXAMPLES, PAIRS)}
         if len(packing) > 1:
             yield ("sources",), "data.sources: packing is true in one source and false in another. Use one value."
@@ -226,8 +234,10 @@ def has_pairs(data: DataSection) -> bool:
 
 
 def is_packed(data: DataSection) -> bool:
-    """Whether examples or pairs are packed. All sources of a mixture have the same packing."""
-    return getattr(data_sections(data)[0], "packing", False) is True
+    """Whether a sequence has several examples, pairs or documents that do not attend to each other. All sources of a
+    mixture are alike in this."""
+    section = data_sections(data)[0]
+    return getattr(section, "packing", False) is True or getattr(section, "document_mask", False) is True
 
 
 DataConfig = Annotated[

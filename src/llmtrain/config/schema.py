@@ -74,6 +74,12 @@ class Config(Section):
                 f"data.packing is true, but model {self.model.name} does not keep packed examples separate. Set "
                 "data.packing to false.",
             )
+        if getattr(self.data, "document_mask", False) and self.model.name in KINDS["model"]:
+            yield (
+                ("model", "data"),
+                f"data.document_mask is true, but model {self.model.name} computes attention by causal kernels, "
+                "which take no mask of documents. Set data.document_mask to false, or use hf_causal_lm.",
+            )
         least = VOCABULARIES.get(self.data.tokenizer or "byte", 0)
         if self.model.vocab_size is not None and self.model.vocab_size < least:
             yield (

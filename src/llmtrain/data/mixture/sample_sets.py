@@ -75,11 +75,14 @@ class SampleSet(ABC):
 class WindowSet(SampleSet):
     kind = "text"
 
-    def __init__(self, store: TokenStore, block_size: int, seed: int, vocab_size: int) -> None:
+    def __init__(
+        self, store: TokenStore, block_size: int, seed: int, vocab_size: int, document_end: int | None = None
+    ) -> None:
         check_length(store, block_size, "training")
         self.store = store
         self.block_size = block_size
         self.vocab_size = vocab_size
+        self.document_end = document_end
         self.sampler = WindowSampler(len(store), block_size, seed)
 
     def __len__(self) -> int:
@@ -95,11 +98,12 @@ class WindowSet(SampleSet):
     @classmethod
     def mixed(cls, parts: Sequence[Part], first_sample: int) -> Batch:
         """Copies each window once: joining batches would take longer than reading them."""
-        windows = [part.samples._windows(part.numbers) for part in parts if isinstance(part.samples, cls)]
+        sets = [part.samples for part in parts if isinstance(part.samples, cls)]
+        windows = [each._windows(part.numbers) for each, part in zip(sets, parts, strict=True)]
         together = np.empty((sum(map(len, windows)), windows[0].shape[1]), np.int64)  # (B, T + 1)
         for part, read in zip(parts, windows, strict=True):
             together[part.rows] = read
-        return window_batch(together, first_sample)
+        return window_batch(together, first_sample, sets[0].document_end)
 
     def _windows(self, numbers: Indexes) -> npt.NDArray[Any]:
         first = int(numbers.min())
