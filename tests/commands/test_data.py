@@ -50,6 +50,7 @@ def test_show_separates_packed_examples(cli: Callable[..., Any], workdir: Path, 
     """Each with its last token, which is no input."""
     (workdir / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in EXAMPLES))
     values = ["data.name=instruct_jsonl", "data.train_file=a.jsonl", "data.tokenizer=byte", f"data.cache_dir={cache}"]
+    values += ["data.val_file=null"]
     arguments = ["--config", "lora_instruct", *(part for value in values for part in ("--set", value))]
     (sample,) = shown(cli, "show", *arguments, "--set", "model.block_size=256")["samples"]
     answers = [part["text"] for part in sample["parts"] if part["is_trained"]]

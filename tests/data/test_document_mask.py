@@ -10,6 +10,7 @@ import torch
 
 from llmtrain.config.data import TextFilesSection
 from llmtrain.config.mixture import MixtureSection
+from llmtrain.core.targets import IGNORE_INDEX
 from llmtrain.data.base import PreparedData
 from llmtrain.data.make_batches import make_batches
 from llmtrain.data.mixture.prepare import Mixture
@@ -72,7 +73,10 @@ def test_mixture_of_text(tmp_path: Path) -> None:
     )
     for batch in (train[0], val[0]):
         assert batch.positions is not None
-        assert torch.equal(batch.positions[:, 1:] == 0, batch.inputs[:, :-1] == 0)  # 0 is the end of text of bytes
+        is_real = batch.targets[:, 0] != IGNORE_INDEX  # not padding
+        starts = batch.positions[is_real, 1:] == 0
+        assert torch.equal(starts, batch.inputs[is_real, :-1] == 0)  # 0 is the end of text of bytes
+        assert starts.any()
 
 
 def test_model_and_tokenizer_that_cannot_are_refused() -> None:
