@@ -256,7 +256,7 @@ def _record_start(context: RunContext, components: Components, from_step: int) -
         if plugins:
             metadata["plugins"] = plugins
         metadata["numerics"] = components.recorded["numerics"]
-        metadata |= known_statistics(config, components.recorded)
+        metadata |= known_statistics(config.data, config.model.block_size, components.recorded)
         write_json(run.meta, {**metadata, **meta})  # a run that starts from another one has recorded its origin
     if config.output.save_config_copy:
         recorded = config.with_values("output", run_id=run.run_id)
