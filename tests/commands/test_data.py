@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from llmtrain.runs.data_statistics import statistics_cells, statistics_rows
+
 EXAMPLES = [{"instruction": f"Say {number}", "output": "yes " * (1 + number % 4)} for number in range(20)]
 
 
@@ -44,6 +46,18 @@ def test_show_lists_sources_with_shares(cli: Callable[..., Any], sets: list[str]
     assert "web line" in value["samples"][0]["parts"][0]["text"]
 
 
+def test_show_separates_packed_examples(cli: Callable[..., Any], workdir: Path, cache: Path) -> None:
+    """Each with its last token, which is no input."""
+    (workdir / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in EXAMPLES))
+    values = ["data.name=instruct_jsonl", "data.train_file=a.jsonl", "data.tokenizer=byte", f"data.cache_dir={cache}"]
+    values += ["data.val_file=null"]
+    arguments = ["--config", "lora_instruct", *(part for value in values for part in ("--set", value))]
+    (sample,) = shown(cli, "show", *arguments, "--set", "model.block_size=256")["samples"]
+    answers = [part["text"] for part in sample["parts"] if part["is_trained"]]
+    assert len(answers) > 1
+    assert all(re.fullmatch(r"(yes )+<end of text>\n", answer) for answer in answers)
+
+
 def test_show_marks_answers(cli: Callable[..., Any], workdir: Path, cache: Path) -> None:
     (workdir / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in EXAMPLES))
     values = ["data.name=instruct_jsonl", "data.train_file=a.jsonl", "data.packing=false", f"data.cache_dir={cache}"]
@@ -58,6 +72,36 @@ def test_show_marks_answers(cli: Callable[..., Any], workdir: Path, cache: Path)
     assert any(line.startswith("  + yes") for line in done.out.splitlines())
     row = shown(cli, "stats", *arguments)["sources"][0]
     assert (row["unit"], row["count"], row["longer_than_context"]) == ("examples", 19, 0)
+
+
+@pytest.mark.parametrize("packing", ["true", "false"])
+def test_show_marks_both_answers_of_a_pair(cli: Callable[..., Any], workdir: Path, cache: Path, packing: str) -> None:
+    pairs = [{"prompt": f"Say {n}", "chosen": "yes " * (1 + n % 4), "rejected": f"no {n}"} for n in range(20)]
+    (workdir / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    source = {"name": "preference_jsonl", "train_file": "a.jsonl", "packing": packing == "true", "weight": 1}
+    values = ["data.name=mixture", f"data.sources={json.dumps([source, {**source, 'label': 'b'}])}"]
+    values += [f"data.cache_dir={cache}", "model.block_size=64", "trainer.objective.name=dpo", "data.tokenizer=byte"]
+    values += ["trainer.micro_batch_size=4", "run.threads=1"]
+    arguments = ["--config", "dpo_small", *(part for value in values for part in ("--set", value))]
+    value = shown(cli, "show", *arguments)
+    assert [row["pairs"] for row in value["sources"]] == [19, 19]
+    assert [sample["source"] for sample in value["samples"]] == ["a", "b"]
+    for sample in value["samples"]:
+        parts = sample["parts"]
+        assert [part["answer"] for part in parts[:4]] == ["chosen", "chosen", "rejected", "rejected"]
+        assert [part["is_trained"] for part in parts[:4]] == [False, True, False, True]
+        assert parts[0]["text"] == parts[2]["text"]
+        assert "Say" in parts[0]["text"]
+        assert parts[1]["text"].startswith("yes")
+        assert parts[3]["text"].startswith("no")
+        assert parts[3]["text"].endswith("<end of text>\n")
+        assert len(parts) % 4 == 0 if packing == "true" else len(parts) == 4
+    done = cli("data", "show", *arguments)
+    assert any(line.startswith("  + no") for line in done.out.splitlines())
+    assert "[rejected]" in done.out
+    rows = shown(cli, "stats", *arguments)["sources"]
+    assert [(row["unit"], row["count"]) for row in rows] == [("answers", 38), ("answers", 38)]
+    assert rows[1]["duplicates"] == 38
 
 
 def test_stats_count_lengths_and_duplicates_across_sources(cli: Callable[..., Any], sets: list[str]) -> None:
@@ -77,6 +121,30 @@ def test_examples_that_are_cut_off_are_counted(cli: Callable[..., Any], workdir:
     row = shown(cli, "stats", *arguments, "--set", "model.block_size=48")["sources"][0]
     assert 0 < row["longer_than_context"] < 1
     assert 0 < row["tokens_cut_off"] < 0.5
+
+
+def test_report_has_the_statistics_that_were_counted(cli: Callable[..., Any], sets: list[str]) -> None:
+    """Counted before the run; a run does not count them itself."""
+    tiny = ["trainer.max_steps=2", "trainer.warmup_steps=0", "model.n_layers=1", "model.d_model=16", "model.n_heads=1"]
+    arguments = ["--config", "gpt_smoke", *sets, *(part for value in tiny for part in ("--set", value))]
+    arguments += ["--set", "data.sources.0.label=internet", "--set", "data.cache_dir=own-cache"]
+    for run_id, is_counted in (("before", False), ("after", True)):
+        if is_counted:
+            rows = shown(cli, "stats", *arguments)["sources"]
+            assert shown(cli, "stats", *arguments)["sources"] == rows
+        done = cli("train", *arguments, "--set", f"output.run_id={run_id}")
+        assert done.code == 0, done.err
+        recorded = json.loads(Path("runs", run_id, "meta.json").read_text()).get("data_statistics")
+        assert recorded == (rows if is_counted else None)
+        assert cli("report", run_id, "--format", "md", "--to", f"{run_id}.md").code == 0
+        assert ("exact duplicates" in Path(f"{run_id}.md").read_text()) == is_counted
+        assert ("exact duplicates" in Path("runs", run_id, "report.html").read_text()) == is_counted
+
+
+def test_damaged_statistics_are_shown_as_far_as_they_can() -> None:
+    rows = statistics_rows({"data_statistics": [5, {"source": "web", "lengths": 7, "count": "x", "tokens": 12}]})
+    assert statistics_cells(rows) == [["source", "tokens"], ["", "-"], ["web", "12"]]
+    assert statistics_rows({"data_statistics": {}}) == []
 
 
 def test_missing_files_are_an_error_of_the_config(cli: Callable[..., Any], workdir: Path) -> None:  # noqa: ARG001

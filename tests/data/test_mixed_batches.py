@@ -194,6 +194,63 @@ def test_plugin_of_another_kind_is_refused(
         batches_of(section, prepared)
 
 
+def write_pairs(path: Path, count: int, letter: str) -> str:
+    """Answers of different lengths, with the letter of the source."""
+    rows = (
+        {"prompt": "q", "chosen": letter * (2 + number % 7), "rejected": letter * (1 + number % 3) + "!"}
+        for number in range(count)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_pairs_stay_together(tmp_path: Path, packing: bool) -> None:
+    """Each row has the source that the schedule gives it, and each answer its own tokens, length and reference."""
+    sources = []
+    for index, letter in enumerate(LETTERS[:2]):
+        file = write_pairs(tmp_path / f"{letter}.jsonl", 60, letter)
+        fields = {"name": "preference_jsonl", "train_file": file, "packing": packing, "prompt_format": "plain"}
+        sources.append({**fields, "weight": index + 1})
+    section, prepared = prepare(tmp_path, sources)
+    train, val = make_batches(
+        prepared,
+        section,
+        block_size=64,
+        micro_batch_size=6,
+        micro_batches=2,
+        seed=7,
+        vocab_size=256,
+        eval_limit=None,
+        can_pack=True,
+    )
+    assert isinstance(train, MixedBatches)
+    sets = []
+    for number, source in enumerate(train.sources):
+        pairs = source.samples.samples.store.pair_count  # type: ignore[attr-defined]
+        values = np.arange(2 * pairs, dtype=np.float32).reshape(-1, 2) + 1000 * number
+        sets.append(source.samples.with_references(values))  # type: ignore[attr-defined]
+    stores = [source.samples.samples.store for source in train.sources]  # type: ignore[attr-defined]
+    batches = train.with_samples(sets)
+    for number in range(4):
+        batch = batches[number]
+        assert batch.pairs is not None
+        assert batch.pairs.reference is not None
+        assert (batch.positions is not None) == packing
+        assert batch.target_count == int(batch.pairs.lengths.sum()) == int((batch.targets != IGNORE_INDEX).sum())
+        labels = batches.labels_of(number)
+        for answer, reference in enumerate(batch.pairs.reference.long().tolist()):
+            source, index = divmod(reference, 1000)
+            is_answer = (batch.pairs.answers == answer) & (batch.targets != IGNORE_INDEX)
+            (rows,) = torch.nonzero(is_answer.any(1), as_tuple=True)
+            assert labels[int(rows[0]) // (1 if packing else 2)] == LETTERS[source]
+            start, end = stores[source].answers.spans[index, :2]
+            mask = stores[source].answers.answers[start:end] == 1
+            assert batch.targets[is_answer].tolist() == stores[source].answers.tokens[start:end][mask].tolist()
+            assert int(batch.pairs.lengths[answer]) == int(is_answer.sum())
+    assert [group.label for group in val.groups()] == ["a", "b"]
+
+
 def test_source_shorter_than_a_window_is_named(tmp_path: Path, text: list[dict[str, Any]]) -> None:
     (tmp_path / "b.txt").write_text("b" * 10)
     section, prepared = prepare(tmp_path, text)

@@ -230,6 +230,15 @@ BAD: dict[str, tuple[str, int]] = {
     "[{name: mixture, weight: 1}]": ("mixture", 64),
     "[]": ("data.sources", 64),
     "[{name: text_files, files: [a.txt], weight: 1}, {name: chat_jsonl, train_file: x, weight: 1}]": ("one kind", 64),
+    "[{name: text_files, files: [a.txt], weight: 1}, {name: preference_jsonl, train_file: x, weight: 1}]": (
+        "one kind",
+        64,
+    ),
+    "[{name: chat_jsonl, train_file: x, weight: 1}, {name: preference_jsonl, train_file: x, weight: 1}]": (
+        "one kind",
+        64,
+    ),
+    "[{name: preference_jsonl, train_file: x, weight: 1}]": ("trainer.objective", 64),
     "[{name: text_files, files: [a.txt], weight: 1}, {name: text_files, files: [none.txt], weight: 1}]": (
         "data.sources.1.files",
         65,

@@ -24,6 +24,7 @@ from test_fine_tune_faults import (
     trained,
 )
 
+from llmtrain.config.mixture import MixtureSection, SourceSection
 from llmtrain.config.schema import Config
 from llmtrain.errors import ExitCode
 from llmtrain.runs.metrics import read_metrics
@@ -32,6 +33,7 @@ from preference_data import make_pairs
 pytestmark = pytest.mark.hf
 MakeConfig = Callable[..., Config]
 METRICS = ("accuracy", "margin", "rewards_chosen", "rewards_rejected", "logps_chosen", "logps_rejected", "kl")
+SOURCES = ("one", "other")
 LAST = 10
 """24 pairs make 20 packed sequences or fewer: 5 steps per epoch."""
 GPT: dict[str, Any] = {
@@ -120,6 +122,44 @@ def test_interrupted_on_two_and_resumed_on_four(make: MakeConfig, alone: tuple[C
     ends = train(config, 2, fault=f"after_backward:{step}:0:term")
     assert {ended.code for ended in ends} == {ExitCode.INTERRUPTED}, ends[0].output
     resume_and_check(config, alone[1], 4)
+
+
+def mixed(config: Config, tmp_path: Path, weights: tuple[float, float] = (1, 2)) -> Config:
+    """The same run on two sources of pairs."""
+    sources = []
+    for number, (name, weight) in enumerate(zip(SOURCES, weights, strict=True)):
+        folder = tmp_path / name
+        values: dict[str, Any] = {"name": "preference_jsonl", "label": name, "weight": weight}
+        values["train_file"] = str(make_pairs(folder / "train.jsonl", 14 + 4 * number, first=20 * number))
+        values["val_file"] = str(make_pairs(folder / "val.jsonl", 4, first=100 + 10 * number))
+        sources.append(SourceSection(**values))
+    return config.model_copy(update={"data": MixtureSection(sources=sources, cache_dir=config.data.cache_dir)})
+
+
+def test_mixture_of_pairs_is_bit_exact(make: MakeConfig, tmp_path: Path) -> None:
+    """Killed on two processes, and resumed on one that has lost the reference log-probabilities."""
+    config = mixed(make(), tmp_path)
+    expected = fine_tuned(config, trained(config))
+    for _, row in expected.val:
+        assert {f"val/{name}/{label}" for name in METRICS for label in SOURCES} < row.keys()
+        by_source = [float.fromhex(row[f"val/accuracy/{label}"]) for label in SOURCES]
+        assert float.fromhex(row["val/accuracy"]) == pytest.approx((by_source[0] + 2 * by_source[1]) / 3)
+    config = mixed(make(data__cache_dir=str(tmp_path / "cache")), tmp_path)
+    ends = train(config, 2, fault="after_optimizer:3:0:kill")
+    assert -9 in {ended.code for ended in ends}, ends[0].output
+    (file,) = reference_files(config)
+    values = {split: found.tobytes() for split, found in load_file(file).items()}
+    file.unlink()
+    resume_and_check(config, expected)
+    assert {split: found.tobytes() for split, found in load_file(file).items()} == values
+
+
+def test_other_weights_need_no_other_references(make: MakeConfig, tmp_path: Path) -> None:
+    cache = {"data__cache_dir": str(tmp_path / "cache"), "trainer__max_epochs": 1}
+    trained(mixed(make(**cache), tmp_path))
+    (ended,) = train(mixed(make(**cache), tmp_path, (5, 1)))
+    assert ended.code == 0, ended.output
+    assert "reference log-probabilities of 40 pairs from " in ended.output
 
 
 def metadata_of(file: Path) -> dict[str, str]:

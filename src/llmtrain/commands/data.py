@@ -49,10 +49,9 @@ def stats_command(config: ConfigOption = None, set_: SetOption = None, json_: Js
     from llmtrain.commands.data_text import stats_lines
 
     loaded, opened = _open(config, set_)
-    from llmtrain.data.statistics import statistics
+    from llmtrain.data.inspection import statistics_of
 
-    sources = [(source.label, source.prepared) for source in opened.sources]
-    rows = statistics(sources, opened.tokenizer.end_of_text, loaded.model.block_size)
+    rows = statistics_of(opened, loaded.model.block_size)
     show(json_, {"sources": rows}, "\n".join(stats_lines(rows)))
 
 

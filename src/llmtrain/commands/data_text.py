@@ -16,10 +16,11 @@ TRAINED = "+"
 
 def source_table(rows: list[Values]) -> str:
     cells = [["source", "kind", "documents", "tokens", "validation", "size", "share", "epochs"]]
-    if rows[0]["examples"] is not None:
-        cells[0][2] = "examples"
+    for unit in ("examples", "pairs"):
+        if rows[0][unit] is not None:
+            cells[0][2] = unit
     for row in rows:
-        count = row["documents"] if row["examples"] is None else row["examples"]
+        count = row[cells[0][2]]
         cells.append(
             [
                 row["source"],
@@ -51,7 +52,11 @@ def sample_lines(sample: Values) -> list[str]:
     """Lines that are trained on begin with `+`, and are green in a terminal."""
     lines = [f"A sample of {sample['source']} ({TRAINED} marks what is trained on):"]
     is_colored = has_color(sys.stdout)
+    answer = None
     for part in sample["parts"]:
+        if part.get("answer") != answer:  # of a preference pair
+            answer = part["answer"]
+            lines.append(f"    [{answer}]")
         mark = TRAINED if part["is_trained"] else " "
         text = printable(part["text"]).splitlines() or [""]
         shown = text[:MAX_LINES]

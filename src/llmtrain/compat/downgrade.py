@@ -17,6 +17,7 @@ _ONLY_IN_V3: tuple[KeyPath, ...] = (
     ("data", "max_documents"),
     ("data", "deduplicate"),
     ("data", "add_bos"),
+    ("data", "document_mask"),
     ("model", "architecture"),
     ("trainer", "objective"),
     ("trainer", "best_metric"),

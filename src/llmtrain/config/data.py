@@ -37,6 +37,14 @@ class DataSection(Section):
     module, so a script of your own needs `if __name__ == "__main__":`."""
 
 
+class RunningTextSection(DataSection):
+    """Data that may be running text."""
+
+    document_mask: bool = False
+    """Let attention stop at the ends of documents of text, with positions that restart at 0, for `hf_causal_lm` and
+    plugins that keep packed examples separate. false lets a window attend to the documents before it."""
+
+
 class HeldOutSection(DataSection):
     """Data of which a share may be held out for validation."""
 
@@ -44,7 +52,7 @@ class HeldOutSection(DataSection):
     """Share of the training data held out for validation where no validation data is given."""
 
 
-class FilesSection(HeldOutSection):
+class FilesSection(HeldOutSection, RunningTextSection):
     """Data from local text files."""
 
     files: MayChange[Names] = []
@@ -78,14 +86,14 @@ class HubDatasetSection(HeldOutSection):
     """Split to validate on. null holds out `val_fraction` of the training split."""
 
 
-class DummyTextSection(DataSection):
+class DummyTextSection(RunningTextSection):
     """Generated sentences, for smoke tests."""
 
     name: Literal["dummy_text"] = "dummy_text"
     """Kind of data."""
 
 
-class PythonStdlibSection(HeldOutSection):
+class PythonStdlibSection(HeldOutSection, RunningTextSection):
     """Source code of the Python standard library of this machine; requires no download."""
 
     name: Literal["python_stdlib"] = "python_stdlib"
@@ -203,9 +211,9 @@ class PreferenceJsonlSection(ExampleFilesSection):
     attends to another. false gives each answer a sequence of its own, padded."""
 
 
-class PluginDataSection(ExampleBatchesSection):
+class PluginDataSection(ExampleBatchesSection, RunningTextSection):
     """A dataset class of your own (docs/extending.md). `train_on_prompt`, `packing` and `truncation` apply to examples
-    only, not to text."""
+    only, `document_mask` to text only."""
 
     name: ClassName
     """Import path of the class, or the name of an entry point in the group `llmtrain.data`."""
@@ -220,7 +228,16 @@ SourceKinds = (
     | Annotated[HfTextSection, Tag("hf_text")]
     | Annotated[InstructJsonlSection, Tag("instruct_jsonl")]
     | Annotated[ChatJsonlSection, Tag("chat_jsonl")]
+    | Annotated[PreferenceJsonlSection, Tag("preference_jsonl")]
     | Annotated[PluginDataSection, Tag(PLUGIN_TAG)]
 )
 """What a run can read alone, and what a mixture can read several of."""
-SOURCE_NAMES = ("python_stdlib", "dummy_text", "text_files", "hf_text", "instruct_jsonl", "chat_jsonl")
+SOURCE_NAMES = (
+    "python_stdlib",
+    "dummy_text",
+    "text_files",
+    "hf_text",
+    "instruct_jsonl",
+    "chat_jsonl",
+    "preference_jsonl",
+)

@@ -12,15 +12,22 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, model_v
 from llmtrain.config.data import (
     SOURCE_NAMES,
     DataSection,
-    ExampleBatchesSection,
     ExampleDataSection,
+    PluginDataSection,
     PreferenceJsonlSection,
+    RunningTextSection,
     SourceKinds,
 )
 from llmtrain.config.section import MayChange, NotNegative, Positive, PositiveInt, Problem, Section, kind_tag
 
-SHARED_FIELDS = ("tokenizer", "cache_dir", "num_workers")
-"""Fields of DataSection that a mixture has for all of its sources."""
+SHARED_FIELDS = ("tokenizer", "cache_dir", "num_workers", "document_mask")
+"""Fields that a mixture has for all of its sources."""
+TEXT = "text"
+EXAMPLES = "examples"
+PAIRS = "pairs"
+MASK_OF_EXAMPLES = (
+    "data.document_mask is for running text, and this data has examples, which never attend to each other. Remove it."
+)
 
 
 @cache
@@ -30,13 +37,13 @@ def _source_adapter() -> TypeAdapter[DataSection]:
 
 class SourceSection(Section):
     """A source of a mixture: these fields, and those of its `name` as in a data section, without `tokenizer`,
-    `cache_dir` and `num_workers`, which belong to the mixture."""
+    `cache_dir`, `num_workers` and `document_mask`, which belong to the mixture."""
 
     model_config = ConfigDict(extra="allow")
 
     weight: Positive
-    """Share of the source, relative to the sum of all weights. For text and packed examples it is a share of the
-    tokens, for unpacked examples of the examples."""
+    """Share of the source, relative to the sum of all weights. For text and for packed examples or pairs it is a share
+    of the tokens, for unpacked ones of the examples or pairs."""
     max_epochs: PositiveInt | None = None
     """Read the source at most this number of times; after that its share goes to the other sources, in proportion. null
     repeats it for as long as the run lasts."""
@@ -54,7 +61,9 @@ class SourceSection(Section):
 
     def section(self, shared: dict[str, Any]) -> DataSection:
         """The data section that reads this source alone."""
-        return _section_of({**(self.model_extra or {}), **shared})
+        section = _section_of(self.model_extra or {})
+        fields = type(section).model_fields
+        return section.model_copy(update={name: value for name, value in shared.items() if name in fields})
 
     def default_label(self) -> str:
         values = self.model_extra or {}
@@ -93,8 +102,8 @@ class StageSection(Section):
             yield ("weights",), "weights: at least one must be above 0."
 
 
-class MixtureSection(DataSection):
-    """Several sources in exact proportions: of all text, or all of examples."""
+class MixtureSection(RunningTextSection):
+    """Several sources in exact proportions: all of text, all of examples, or all of preference pairs."""
 
     name: Literal["mixture"] = "mixture"
     """Kind of data."""
@@ -151,18 +160,22 @@ class MixtureSection(DataSection):
 
     def _kind_problems(self) -> Iterator[Problem]:
         sections = self.sections()
-        examples = [isinstance(section, ExampleDataSection) for section in sections]
-        texts = [not isinstance(section, ExampleBatchesSection) for section in sections]
-        if any(examples) and any(texts):
-            example = examples.index(True)
-            text = texts.index(True)
+        first: dict[str, int] = {}  # what sources have -> the first source that has it
+        for index, section in enumerate(sections):
+            content = _content(section)
+            if content is not None:
+                first.setdefault(content, index)
+        if len(first) > 1:
+            (one, source), (other, other_source), *_ = first.items()
             yield (
                 ("sources",),
-                f"data.sources: source {text} ({sections[text].name}) is text and source {example} "
-                f"({sections[example].name}) has examples. Use sources of one kind: train on text first, then "
-                "fine-tune on examples (train --from).",
+                f"data.sources: source {source} ({sections[source].name}) has {one} and source {other_source} "
+                f"({sections[other_source].name}) has {other}. Use sources of one kind: train on text first, then on "
+                "examples and then on pairs (train --from).",
             )
-        packing = {section.packing for section in sections if isinstance(section, ExampleDataSection)}
+        if self.document_mask and not first.keys() <= {TEXT}:
+            yield ("document_mask",), MASK_OF_EXAMPLES
+        packing = {getattr(section, "packing", None) for section in sections if _content(section) in (EXAMPLES, PAIRS)}
         if len(packing) > 1:
             yield ("sources",), "data.sources: packing is true in one source and false in another. Use one value."
 
@@ -183,6 +196,15 @@ class MixtureSection(DataSection):
                     f"{place}.from_step must be above that of the stage before it ({previous}), got {stage.from_step}.",
                 )
             previous = stage.from_step
+
+
+def _content(section: DataSection) -> str | None:
+    """What a source has; None for a plugin, whose data is not known before it is read."""
+    if isinstance(section, PluginDataSection):
+        return None
+    if isinstance(section, PreferenceJsonlSection):
+        return PAIRS
+    return EXAMPLES if isinstance(section, ExampleDataSection) else TEXT
 
 
 def _distinct(label: str, taken: set[str]) -> str:
@@ -206,14 +228,19 @@ def has_examples(data: DataSection) -> bool:
     return isinstance(data_sections(data)[0], ExampleDataSection)
 
 
+def has_pairs(data: DataSection) -> bool:
+    """Whether it is known that the data are preference pairs."""
+    return any(isinstance(section, PreferenceJsonlSection) for section in data_sections(data))
+
+
 def is_packed(data: DataSection) -> bool:
-    """Whether examples are packed. All sources of a mixture have the same packing."""
-    return getattr(data_sections(data)[0], "packing", False) is True
+    """Whether a sequence has several examples, pairs or documents that do not attend to each other. All sources of a
+    mixture are alike in this."""
+    section = data_sections(data)[0]
+    return getattr(section, "packing", False) is True or getattr(section, "document_mask", False) is True
 
 
 DataConfig = Annotated[
-    SourceKinds
-    | Annotated[PreferenceJsonlSection, Tag("preference_jsonl")]
-    | Annotated[MixtureSection, Tag("mixture")],
-    Discriminator(kind_tag(*SOURCE_NAMES, "preference_jsonl", "mixture")),
+    SourceKinds | Annotated[MixtureSection, Tag("mixture")],
+    Discriminator(kind_tag(*SOURCE_NAMES, "mixture")),
 ]

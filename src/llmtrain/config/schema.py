@@ -21,7 +21,7 @@ from llmtrain.config.data import (
 from llmtrain.config.distributed import DistributedSection
 from llmtrain.config.launch import LaunchSection
 from llmtrain.config.logging import LoggingSection
-from llmtrain.config.mixture import DataConfig, SourceSection, data_sections
+from llmtrain.config.mixture import DataConfig, SourceSection, data_sections, has_pairs
 from llmtrain.config.model import (
     GptSection,
     HfCausalLmSection,
@@ -74,6 +74,12 @@ class Config(Section):
                 f"data.packing is true, but model {self.model.name} does not keep packed examples separate. Set "
                 "data.packing to false.",
             )
+        if getattr(self.data, "document_mask", False) and self.model.name in KINDS["model"]:
+            yield (
+                ("model", "data"),
+                f"data.document_mask is true, but model {self.model.name} computes attention by causal kernels, "
+                "which take no mask of documents. Set data.document_mask to false, or use hf_causal_lm.",
+            )
         least = VOCABULARIES.get(self.data.tokenizer or "byte", 0)
         if self.model.vocab_size is not None and self.model.vocab_size < least:
             yield (
@@ -85,19 +91,22 @@ class Config(Section):
     def _objective_problems(self) -> Iterator[Problem]:
         """Pairs and the objectives that compare two answers belong together. What a plugin needs is not known here."""
         objective = self.trainer.objective
-        has_pairs = isinstance(self.data, PreferenceJsonlSection)
-        if isinstance(objective, PluginObjectiveSection) or isinstance(self.data, PluginDataSection):
+        if isinstance(objective, PluginObjectiveSection):
             return
-        if has_pairs and isinstance(objective, NextTokenSection):
+        known = [section for section in data_sections(self.data) if not isinstance(section, PluginDataSection)]
+        if not known:
+            return
+        pairs = has_pairs(self.data)
+        if pairs and isinstance(objective, NextTokenSection):
             yield (
                 ("data", "trainer"),
                 "data.name preference_jsonl has pairs of answers, and trainer.objective next_token trains on single "
                 "ones. Set trainer.objective.name to dpo, ipo, orpo or simpo.",
             )
-        if not has_pairs and not isinstance(objective, NextTokenSection):
+        if not pairs and not isinstance(objective, NextTokenSection):
             yield (
                 ("data", "trainer"),
-                f"trainer.objective {objective.name} compares pairs of answers, which data.name {self.data.name} does "
+                f"trainer.objective {objective.name} compares pairs of answers, which data.name {known[0].name} does "
                 "not have. Set data.name to preference_jsonl.",
             )
 

@@ -2,7 +2,7 @@
 of sources."""
 
 from llmtrain.config.data import DataSection, ExampleBatchesSection, PreferenceJsonlSection
-from llmtrain.config.mixture import MixtureSection
+from llmtrain.config.mixture import MASK_OF_EXAMPLES, MixtureSection
 from llmtrain.core.seeds import derive_seed
 from llmtrain.data.base import PreparedData, PreparedMixture
 from llmtrain.data.batches import EvalBatches, TrainBatches
@@ -16,7 +16,7 @@ from llmtrain.data.mixture.mixed_batches import (
     make_schedule,
 )
 from llmtrain.data.mixture.prepare import source_errors
-from llmtrain.data.mixture.sample_sets import ExampleSet, SampleSet, WindowSet
+from llmtrain.data.mixture.sample_sets import ExampleSet, PairSet, SampleSet, WindowSet
 from llmtrain.data.preferences.pair_batches import PairBatches, PairEvalBatches, make_pair_samples
 from llmtrain.data.preferences.pair_store import PairStore
 from llmtrain.data.store.example_store import ExampleStore
@@ -39,6 +39,7 @@ def make_batches(
 ) -> tuple[TrainBatches, EvalBatches]:
     """`micro_batches`: per step, over all processes. `can_pack`: the model keeps packed examples separate."""
     train: TrainBatches
+    end_of_text = prepared.tokenizer.end_of_text
     if isinstance(prepared, PreparedMixture):
         assert isinstance(config, MixtureSection)
         sources = _sources(prepared, config, block_size, vocab_size, can_pack, seed)
@@ -55,7 +56,8 @@ def make_batches(
         samples = _samples(prepared.train, config, block_size, vocab_size, can_pack, "training")
         train = ExampleBatches(samples, micro_batch_size, micro_batches, seed)
     else:
-        train = WindowBatches(prepared.train, block_size, micro_batch_size, micro_batches, seed, vocab_size)
+        end = document_end(config, end_of_text, can_pack)
+        train = WindowBatches(prepared.train, block_size, micro_batch_size, micro_batches, seed, vocab_size, end)
     val = make_eval_batches(
         prepared.val,
         config,
@@ -64,6 +66,7 @@ def make_batches(
         vocab_size=vocab_size,
         limit=eval_limit,
         can_pack=can_pack,
+        end_of_text=end_of_text,
     )
     return train, val
 
@@ -83,7 +86,9 @@ def make_eval_batches(
     vocab_size: int,
     limit: int | None,
     can_pack: bool,
+    end_of_text: int | None = None,
 ) -> EvalBatches:
+    """`end_of_text`: of the tokenizer, for text."""
     if isinstance(store, PairStore):
         assert isinstance(config, PreferenceJsonlSection)
         pairs = make_pair_samples(store, config, block_size, vocab_size, can_pack, "validation")
@@ -91,7 +96,25 @@ def make_eval_batches(
     if isinstance(store, ExampleStore):
         samples = _samples(store, config, block_size, vocab_size, can_pack, "validation")
         return ExampleEvalBatches(samples, micro_batch_size, limit)
-    return WindowEvalBatches(store, block_size, micro_batch_size, vocab_size, limit)
+    end = document_end(config, end_of_text, can_pack)
+    return WindowEvalBatches(store, block_size, micro_batch_size, vocab_size, limit, end)
+
+
+def document_end(config: DataSection, end_of_text: int | None, can_pack: bool) -> int | None:
+    """The token at which attention stops, if the config has a document mask."""
+    if not getattr(config, "document_mask", False):
+        return None
+    remedy = "Set data.document_mask to false."
+    if not can_pack:
+        raise UsageError(
+            "data.document_mask is true, but this model's attention does not stop at the ends of documents.",
+            remedy=remedy,
+        )
+    if end_of_text is None:
+        raise UsageError(
+            "data.document_mask needs an end-of-text token, which this tokenizer does not have.", remedy=remedy
+        )
+    return end_of_text
 
 
 def _sources(
@@ -106,9 +129,14 @@ def _sources(
             if isinstance(each.train, ExampleStore):
                 chosen = _samples(each.train, section, block_size, vocab_size, can_pack, f"training ({label})")
                 samples = ExampleSet(chosen, own_seed)
+            elif isinstance(each.train, PairStore):
+                assert isinstance(section, PreferenceJsonlSection)
+                pairs = make_pair_samples(each.train, section, block_size, vocab_size, can_pack, f"training ({label})")
+                samples = PairSet(pairs, own_seed)
             else:
                 assert isinstance(each.train, TokenStore)
-                samples = WindowSet(each.train, block_size, own_seed, vocab_size)
+                end = document_end(section, prepared.tokenizer.end_of_text, can_pack)
+                samples = WindowSet(each.train, block_size, own_seed, vocab_size, end)
         sources.append(Source(label, samples))
     check_one_kind(sources)
     return sources
@@ -134,6 +162,7 @@ def _mixed_eval_batches(
                 vocab_size=vocab_size,
                 limit=limit,
                 can_pack=can_pack,
+                end_of_text=prepared.tokenizer.end_of_text,
             )
         parts.append(part)
     return MixedEvalBatches(parts, config.labels(), [source.weight for source in config.sources])
@@ -143,6 +172,8 @@ def _samples(
     store: ExampleStore, config: DataSection, block_size: int, vocab_size: int, can_pack: bool, label: str
 ) -> Samples:
     assert isinstance(config, ExampleBatchesSection)
+    if getattr(config, "document_mask", False):  # of a plugin
+        raise UsageError(MASK_OF_EXAMPLES)
     if config.packing and not can_pack:
         raise UsageError(
             "data.packing is true, but this model does not keep packed examples separate.",

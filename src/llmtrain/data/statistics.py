@@ -1,12 +1,19 @@
-"""Statistics of tokenized data: lengths, what the context cuts off, exact duplicates."""
+"""Statistics of tokenized data: lengths, what the context cuts off, exact duplicates.
+
+Counting reads all tokens, so the result is kept in <cache_dir>/statistics: a run records it if it is there already.
+"""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from llmtrain.core.files import read_json, write_json
 from llmtrain.core.logs import log
 from llmtrain.data.base import PreparedData
 from llmtrain.data.preferences.pair_store import PairStore
@@ -15,7 +22,33 @@ from llmtrain.data.store.example_store import ExampleStore
 Values = dict[str, Any]
 Spans = npt.NDArray[np.int64]
 """(documents or examples, 2): start and end in the tokens."""
+FORMAT_VERSION = 1
 QUANTILES = {"shortest": 0.0, "median": 0.5, "long": 0.95, "longest": 1.0}
+
+
+@dataclass(frozen=True)
+class StatisticsFile:
+    """Where the statistics of some data are kept."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, cache_dir: Path, data_fingerprint: str, tokenizer_sha256: str, block_size: int) -> "StatisticsFile":
+        identity = f"{FORMAT_VERSION} {data_fingerprint} {tokenizer_sha256} {block_size}"
+        return cls(cache_dir / "statistics" / f"{hashlib.sha256(identity.encode()).hexdigest()[:20]}.json")
+
+    def read(self, labels: Sequence[str]) -> list[Values] | None:
+        """One row per source; None if they are not known. The sources may have had other labels."""
+        rows = read_json(self.path)
+        if not isinstance(rows, list) or len(rows) != len(labels) or not all(isinstance(row, dict) for row in rows):
+            return None
+        return [{**row, "source": label} for row, label in zip(rows, labels, strict=True)]
+
+    def write(self, rows: list[Values]) -> None:
+        """Best effort: without the file they are counted again."""
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self.path, rows)
 
 
 def statistics(sources: list[tuple[str, PreparedData]], end_of_text: int | None, block_size: int) -> list[Values]:

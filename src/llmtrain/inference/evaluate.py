@@ -121,6 +121,7 @@ def _checked_batches(
         vocab_size=loaded.adapter.vocab_size,
         limit=None,
         can_pack=loaded.adapter.can_pack,
+        end_of_text=loaded.tokenizer.end_of_text,
     )
     check_batch_memory(*batches.largest_shape(), processes=1, option="--batch-size")
     return batches

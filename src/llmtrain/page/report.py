@@ -19,6 +19,7 @@ from llmtrain.page.report_markdown import fact_table, loss_svg
 from llmtrain.page.run_values import Values, compact_ranks, end_sample, run_details, run_row, shown_config, why
 from llmtrain.page.series import EVAL, TRAIN, MetricsSeries, rising, rounded
 from llmtrain.page.values import flat, json_text
+from llmtrain.runs.data_statistics import statistics_cells, statistics_rows
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.json_values import finite
 from llmtrain.runs.state import RunState
@@ -74,6 +75,7 @@ def run_data(run: RunDirectory, columns: int, state: RunState | None = None) -> 
         "seconds": _seconds(view.result, series),
         "config": flat(config),
         "changed": flat(own_fields(config)),
+        "data": statistics_cells(data) if (data := statistics_rows(view.meta)) else [],
         "sample_step": steps[-1] if steps else None,
         "samples": _samples(view, steps),
     }

@@ -60,7 +60,8 @@ def report_markdown(runs: Sequence[Values], name: str) -> dict[str, str]:
             images[file] = svg
             lines += [f"![{title}]({quote(file)})", ""]
     for run in runs:
-        lines += [*_why(run), *_sources(run, is_only=len(runs) == 1), *_config(run, is_only=len(runs) == 1)]
+        lines += [*_why(run), *_sources(run, is_only=len(runs) == 1)]
+        lines += [*_data(run, is_only=len(runs) == 1), *_config(run, is_only=len(runs) == 1)]
     return {f"{name}.md": "\n".join(lines).rstrip() + "\n", **images}
 
 
@@ -128,8 +129,18 @@ def _sources(run: Values, is_only: bool) -> list[str]:
     if not rows:
         return []
     title = "Sources" if is_only else f"Sources of {run['row']['run_id']}"
-    cells = [f"| {' | '.join(map(_escape, row))} |" for row in source_cells(rows)]
-    return [f"## {title}", "", cells[0], "|" + " --- |" * len(source_cells(rows)[0]), *cells[1:], ""]
+    return _titled_table(title, source_cells(rows))
+
+
+def _data(run: Values, is_only: bool) -> list[str]:
+    """What `llmtrain data stats` has counted."""
+    title = "Data" if is_only else f"Data of {run['row']['run_id']}"
+    return _titled_table(title, run["data"]) if run["data"] else []
+
+
+def _titled_table(title: str, cells: list[list[str]]) -> list[str]:
+    head, *rows = [f"| {' | '.join(map(_escape, row))} |" for row in cells]
+    return [f"## {title}", "", head, "|" + " --- |" * len(cells[0]), *rows, ""]
 
 
 def _config(run: Values, is_only: bool) -> list[str]:

@@ -109,6 +109,7 @@ def shape_of(config: Values, world_size: int) -> Shape:
     fixed["sharded"] = distributed.get("strategy") == "fsdp"
     source = _first_source(data)  # all sources of a mixture have the same packing
     fixed["packing"] = source.get("packing")
+    fixed["document_mask"] = data.get("document_mask") is True
     fixed["pairs"] = source.get("name") == "preference_jsonl"
     names = ("name", "dataset_name", "train_file", "files", "sources")
     micro_batch_size = integer(trainer.get("micro_batch_size"))

@@ -25,6 +25,8 @@ def source_rows(train: Row, val: Row) -> list[Values]:
                 "epochs": finite(train.get(f"train/epoch/{label}")),
                 "val_loss": finite(val.get(f"val/loss/{label}")),
                 "bits_per_byte": finite(val.get(f"val/bits_per_byte/{label}")),
+                "accuracy": finite(val.get(f"val/accuracy/{label}")),
+                "margin": finite(val.get(f"val/margin/{label}")),
             }
         )
     return rows
@@ -32,7 +34,15 @@ def source_rows(train: Row, val: Row) -> list[Values]:
 
 def source_cells(rows: list[Values]) -> list[list[str]]:
     """A table with a head; columns that no source has are left out."""
-    styles = {"tokens": ",.0f", "share": ".1%", "epochs": ".2f", "val_loss": ".4f", "bits_per_byte": ".3f"}
+    styles = {
+        "tokens": ",.0f",
+        "share": ".1%",
+        "epochs": ".2f",
+        "val_loss": ".4f",
+        "bits_per_byte": ".3f",
+        "accuracy": ".1%",
+        "margin": ".4f",
+    }
     shown = [name for name in styles if any(row[name] is not None for row in rows)]
     cells = [["source", *shown]]
     for row in rows:

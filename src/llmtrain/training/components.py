@@ -135,7 +135,7 @@ def build_components(
         if is_plugin_class(type(adapter)) and not is_sharding(config.distributed, world):  # else it is on the CPU still
             _check_plugin(adapter, module, first.to(world.device))
         adapter.probe(module)
-        _check_packing(adapter, module, first)
+        _check_packing(adapter, module, first, "data.document_mask" if prepared.is_text else "data.packing")
     check_activation_memory(config, adapter, module, train_batches.first_shape(), world, is_dry_run)
     recorded = resume_fingerprint(config, prepared, adapter, world, micro_batches)
     recorded["compiled"] = compiled_parts(adapter, trainer, max_steps_of(trainer, train_batches) or 0)
@@ -195,11 +195,13 @@ def _check_matrices(adapter: ModelAdapter, module: nn.Module) -> None:
     )
 
 
-def _check_packing(adapter: ModelAdapter, module: nn.Module, first: Batch) -> None:
+def _check_packing(adapter: ModelAdapter, module: nn.Module, first: Batch, field: str) -> None:
+    """Refuse a model that ignores where an example or a document of a sequence begins."""
     if first.positions is not None and not adapter.separates_packed_examples(module):
+        parts = "examples" if field == "data.packing" else "documents"
         raise UsageError(
-            "data.packing is true, but in this model's architecture packed examples attend to each other.",
-            remedy="Set data.packing to false.",
+            f"{field} is true, but in this model's architecture the {parts} of a sequence attend to each other.",
+            remedy=f"Set {field} to false.",
         )
 
 

@@ -37,12 +37,14 @@ def source_use(batches: TrainBatches, step: int) -> Metrics:
 
 
 def source_scores(result: EvalResult) -> Metrics:
-    """Validation loss and bits per byte of each source."""
+    """Validation loss of each source, with bits per byte or the metrics of the objective."""
     metrics: Metrics = {}
     for label, each in result.by_source.items():
         metrics[f"val/loss/{label}"] = each.loss
         if each.bits_per_byte is not None:
             metrics[f"val/bits_per_byte/{label}"] = each.bits_per_byte
+        for name, value in each.metrics.items():
+            metrics[f"val/{name}/{label}"] = value
     return metrics
 
 

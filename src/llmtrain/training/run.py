@@ -48,6 +48,7 @@ from llmtrain.training.context import RunContext
 from llmtrain.training.eval_prompts import EvalPrompts
 from llmtrain.training.eval_tasks import EvalTasks
 from llmtrain.training.interruption import add_resume_hint, interrupted_status, prepare_interrupt
+from llmtrain.training.known_statistics import known_statistics
 from llmtrain.training.loop import Trainer
 from llmtrain.training.mixture import check_sources, with_recorded_weights
 from llmtrain.training.model_handle import ModelHandle, build_model
@@ -255,6 +256,7 @@ def _record_start(context: RunContext, components: Components, from_step: int) -
         if plugins:
             metadata["plugins"] = plugins
         metadata["numerics"] = components.recorded["numerics"]
+        metadata |= known_statistics(config.data, config.model.block_size, components.recorded)
         write_json(run.meta, {**metadata, **meta})  # a run that starts from another one has recorded its origin
     if config.output.save_config_copy:
         recorded = config.with_values("output", run_id=run.run_id)

@@ -1,7 +1,7 @@
 """Batches of a mixture. Every source contributes the samples that the schedule gives it, wherever the batch is."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -43,7 +43,7 @@ def check_one_kind(sources: Sequence[Source]) -> None:
             raise UsageError(
                 f"data.sources: source '{first.label}' has {first.samples.kind} and source '{source.label}' has "
                 f"{source.samples.kind}, which cannot be mixed.",
-                remedy="Use sources of one kind; for examples, set packing to the same value in each.",
+                remedy="Use sources of one kind; for examples and pairs, set packing to the same value in each.",
             )
 
 
@@ -57,6 +57,11 @@ class MixedBatches(TrainBatches):
         self.sources = list(sources)
         self.schedule = schedule
         self._step: tuple[int, tuple[Indexes, Indexes]] | None = None  # the samples of the last step: a cache
+
+    def with_samples(self, sets: Sequence[SampleSet]) -> "MixedBatches":
+        """The same batches from other sets, which have the same samples."""
+        sources = [replace(source, samples=samples) for source, samples in zip(self.sources, sets, strict=True)]
+        return MixedBatches(sources, self.schedule, self.size, self.micro_batches)
 
     @property
     def _step_samples(self) -> int:
@@ -155,8 +160,12 @@ class MixedEvalBatches(EvalBatches):
 
     def __init__(self, parts: Sequence[EvalBatches], labels: Sequence[str], weights: Sequence[float]) -> None:
         self.parts = list(parts)
+        """Of each source."""
         self._labels = list(labels)
         self._shares = [weight / sum(weights) for weight in weights]
+
+    def with_parts(self, parts: Sequence[EvalBatches]) -> "MixedEvalBatches":
+        return MixedEvalBatches(parts, self._labels, self._shares)
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))

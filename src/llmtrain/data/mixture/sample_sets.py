@@ -1,12 +1,15 @@
 """What a source of a mixture offers: samples by their number, counted over all epochs of the source.
 
-SampleSet        length, tokens, batch(numbers)
-├── WindowSet    windows of running text
-└── ExampleSet   examples, or sequences of packed examples
+SampleSet            length, tokens, batch(numbers)
+├── WindowSet        windows of running text
+└── ShuffledSet
+    ├── ExampleSet   examples, or sequences of packed examples
+    └── PairSet      preference pairs, or sequences of packed pairs
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +19,10 @@ from torch.nn.functional import pad
 
 from llmtrain.core.seeds import derive_seed
 from llmtrain.core.targets import IGNORE_INDEX
-from llmtrain.data.batches import Batch
+from llmtrain.data.batches import Batch, Pairs
 from llmtrain.data.examples.example_batches import Samples, locations
 from llmtrain.data.examples.selection import Indexes
+from llmtrain.data.preferences.pair_batches import PairSamples, References
 from llmtrain.data.sampler import WindowSampler, permute
 from llmtrain.data.store.token_store import TokenStore
 from llmtrain.data.text.window_batches import check_length, read_windows, window_batch
@@ -71,11 +75,14 @@ class SampleSet(ABC):
 class WindowSet(SampleSet):
     kind = "text"
 
-    def __init__(self, store: TokenStore, block_size: int, seed: int, vocab_size: int) -> None:
+    def __init__(
+        self, store: TokenStore, block_size: int, seed: int, vocab_size: int, document_end: int | None = None
+    ) -> None:
         check_length(store, block_size, "training")
         self.store = store
         self.block_size = block_size
         self.vocab_size = vocab_size
+        self.document_end = document_end
         self.sampler = WindowSampler(len(store), block_size, seed)
 
     def __len__(self) -> int:
@@ -91,11 +98,12 @@ class WindowSet(SampleSet):
     @classmethod
     def mixed(cls, parts: Sequence[Part], first_sample: int) -> Batch:
         """Copies each window once: joining batches would take longer than reading them."""
-        windows = [part.samples._windows(part.numbers) for part in parts if isinstance(part.samples, cls)]
+        sets = [part.samples for part in parts if isinstance(part.samples, cls)]
+        windows = [each._windows(part.numbers) for each, part in zip(sets, parts, strict=True)]
         together = np.empty((sum(map(len, windows)), windows[0].shape[1]), np.int64)  # (B, T + 1)
         for part, read in zip(parts, windows, strict=True):
             together[part.rows] = read
-        return window_batch(together, first_sample)
+        return window_batch(together, first_sample, sets[0].document_end)
 
     def _windows(self, numbers: Indexes) -> npt.NDArray[Any]:
         first = int(numbers.min())
@@ -106,38 +114,27 @@ class WindowSet(SampleSet):
         return np.full(len(numbers), self.block_size)
 
 
-class ExampleSet(SampleSet):
-    def __init__(self, samples: Samples, seed: int) -> None:
+class ShuffledSet(SampleSet):
+    """Samples with an order of their own in each epoch."""
+
+    def __init__(self, samples: Samples | PairSamples, seed: int) -> None:
         self.samples = samples
         self.seed = seed
-        self.kind = "packed examples" if samples.packed else "examples"
         self.has_equal_lengths = samples.packed
 
     def __len__(self) -> int:
         return len(self.samples)
 
-    @property
-    def tokens(self) -> int:
-        return int(self.samples.selection.lengths.sum())
-
     def batch(self, numbers: Indexes) -> Batch:
-        return self.samples.batch(self._chosen(numbers), int(numbers[0]))
-
-    def lengths(self, numbers: Indexes) -> Indexes:
-        if self.samples.packed:
-            return np.full(len(numbers), self.samples.block_size)
-        return self.samples.selection.lengths[self._chosen(numbers)]
+        return self.samples.batch(self.chosen(numbers), int(numbers[0]))
 
     @classmethod
     def mixed(cls, parts: Sequence[Part], first_sample: int) -> Batch:
         """A batch of samples of several sets of this kind."""
         return join([part.samples.batch(part.numbers) for part in parts], parts, first_sample)
 
-    def describe(self, numbers: Indexes) -> str:
-        return locations(self.samples.store, self.samples.examples(self._chosen(numbers)))
-
-    def _chosen(self, numbers: Indexes) -> Indexes:
-        """The samples with these numbers: each epoch has an order of its own."""
+    def chosen(self, numbers: Indexes) -> Indexes:
+        """The samples with these numbers."""
         epochs, indexes = np.divmod(numbers, len(self.samples))
         chosen = np.empty_like(numbers)
         for epoch in np.unique(epochs):
@@ -147,10 +144,57 @@ class ExampleSet(SampleSet):
         return chosen
 
 
+class ExampleSet(ShuffledSet):
+    samples: Samples
+
+    def __init__(self, samples: Samples, seed: int) -> None:
+        super().__init__(samples, seed)
+        self.kind = "packed examples" if samples.packed else "examples"
+
+    @property
+    def tokens(self) -> int:
+        return int(self.samples.selection.lengths.sum())
+
+    def lengths(self, numbers: Indexes) -> Indexes:
+        if self.samples.packed:
+            return np.full(len(numbers), self.samples.block_size)
+        return self.samples.selection.lengths[self.chosen(numbers)]
+
+    def describe(self, numbers: Indexes) -> str:
+        return locations(self.samples.store, self.samples.examples(self.chosen(numbers)))
+
+
+class PairSet(ShuffledSet):
+    samples: PairSamples
+
+    def __init__(self, samples: PairSamples, seed: int) -> None:
+        super().__init__(samples, seed)
+        self.kind = "packed pairs" if samples.packed else "pairs"
+
+    def with_references(self, references: References) -> "PairSet":
+        """The same pairs with the log-probabilities of the model at step 0."""
+        return PairSet(replace(self.samples, references=references), self.seed)
+
+    @property
+    def tokens(self) -> int:
+        return int(self.samples.positions.sum())
+
+    def lengths(self, numbers: Indexes) -> Indexes:
+        if self.samples.packed:
+            return np.full(len(numbers), 2 * self.samples.block_size)
+        return self.samples.longest[self.chosen(numbers)]
+
+    def describe(self, numbers: Indexes) -> str:
+        pairs = self.samples.pairs_of(self.chosen(numbers))
+        return locations(self.samples.store.answers, [2 * pair for pair in pairs])
+
+
 def join(batches: Sequence[Batch], parts: Sequence[Part], first_sample: int) -> Batch:
     """One batch of several, padded to the longest."""
     width = max(batch.inputs.shape[1] for batch in batches)
-    order = torch.from_numpy(np.argsort(np.concatenate([part.rows for part in parts])))
+    rows_per_sample = len(batches[0].inputs) // len(parts[0].numbers)  # two for a pair that is not packed
+    in_batch = np.concatenate([part.rows for part in parts])[:, None] * rows_per_sample + np.arange(rows_per_sample)
+    order = torch.from_numpy(np.argsort(in_batch.reshape(-1)))
 
     def rows(tensors: Sequence[torch.Tensor], fill: int) -> torch.Tensor:
         padded = [pad(tensor, (0, width - tensor.shape[1]), value=fill) for tensor in tensors]
@@ -164,4 +208,22 @@ def join(batches: Sequence[Batch], parts: Sequence[Part], first_sample: int) -> 
         first_sample,
         sum(batch.token_count for batch in batches),
         rows(positions, 0) if positions else None,  # packed sequences all have the same width
+        _joined_pairs([batch.pairs for batch in batches if batch.pairs is not None], rows),
+    )
+
+
+def _joined_pairs(pairs: Sequence[Pairs], rows: Callable[[Sequence[torch.Tensor], int], torch.Tensor]) -> Pairs | None:
+    """The answers of each batch are numbered after those of the one before."""
+    if not pairs:
+        return None
+    answers = []
+    count = 0
+    for each in pairs:
+        answers.append(each.answers + count)
+        count += len(each.lengths)
+    references = [each.reference for each in pairs if each.reference is not None]
+    return Pairs(
+        rows(answers, 0),
+        torch.cat([each.lengths for each in pairs]),
+        torch.cat(references) if references else None,
     )

@@ -98,6 +98,7 @@ function showRun(parent, run, isOnly) {
   if (run.why) parent.append(whyCard(run.why, run.row.state));
   if (isOnly) curves(parent, [run]);
   parent.append(sourcesCard(run.row.sources) ?? "");
+  if (run.data.length) parent.append(card("Data", table(run.data[0], run.data.slice(1))));
   const more = h("div", { class: "below" });
   parent.append(more);
   more.append(samples(run) ?? "", config(run, isOnly), folded("Commands, checkpoints and machine", files(run)));

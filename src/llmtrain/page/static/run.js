@@ -261,8 +261,13 @@ export class RunView {
 // What a run on a mixture has used of each source, and how well it knows it.
 export function sourcesCard(sources) {
   if (!sources?.length) return null;
-  const rows = sources.map((each) => [each.source, percent(each.share), compact(each.tokens), precise(each.epochs), loss(each.val_loss), precise(each.bits_per_byte)]);
-  return card("Sources", table(["Source", "Share", "Tokens", "Epochs", "Validation loss", "Bits per byte"], rows));
+  const columns = [
+    ["Share", "share", percent], ["Tokens", "tokens", compact], ["Epochs", "epochs", precise],
+    ["Validation loss", "val_loss", loss], ["Bits per byte", "bits_per_byte", precise],
+    ["Accuracy", "accuracy", percent], ["Margin", "margin", precise],
+  ].filter(([, name]) => sources.some((each) => each[name] != null));
+  const rows = sources.map((each) => [each.source, ...columns.map(([, name, text]) => text(each[name]))]);
+  return card("Sources", table(["Source", ...columns.map(([title]) => title)], rows));
 }
 
 export function whyCard(why, state) {

@@ -5,6 +5,8 @@ packing, adapters of an earlier run included. So no second model is in memory, a
 
     <cache_dir>/references/<key>.safetensors    train and val (pairs, 2) float32, NaN for pairs that are not used
 
+A mixture has the pairs of all its sources there, one source after the other; its weights are not part of the key.
+
 The key is a hash of what determines the numbers. A checkpoint records it: the weights of step 0 are gone then, and a
 store that is missing is computed again from what the run started from.
 """
@@ -26,6 +28,8 @@ from llmtrain.core.logs import log, warn
 from llmtrain.core.progress import detail, phase
 from llmtrain.core.text import plural
 from llmtrain.data.batches import EvalBatches
+from llmtrain.data.mixture.mixed_batches import MixedBatches, MixedEvalBatches
+from llmtrain.data.mixture.sample_sets import PairSet
 from llmtrain.data.preferences.pair_batches import PairBatches, PairEvalBatches, References
 from llmtrain.distributed.world import World
 from llmtrain.errors import Interrupted, TrainingFailed
@@ -116,6 +120,8 @@ def identify_reference(components: Components, model: ModelHandle, world: World,
         weights = state_sha256(model_tensors(model.module))
     recorded = components.recorded
     config = recorded["config"]
+    data = config["data"]
+    data = data["sources"][0] if "sources" in data else data  # all sources of a mixture have the same packing
     section = {name: value for name, value in config["model"].items() if name not in _LOCATION}
     trainer = {name: config["trainer"][name] for name in ("micro_batch_size", "eval_batches", "compile")}
     identity: dict[str, Any] = {
@@ -123,7 +129,7 @@ def identify_reference(components: Components, model: ModelHandle, world: World,
         "weights": weights,
         "model": section,
         "trainer": trainer,
-        "packing": config["data"]["packing"],
+        "packing": data["packing"],
         "attention": getattr(components.adapter, "attention", None),
         "threads": threads,
     }
@@ -136,20 +142,37 @@ def identify_reference(components: Components, model: ModelHandle, world: World,
 
 def with_references(components: Components, references: dict[str, References]) -> Components:
     """The components with batches that have the log-probabilities of the model at step 0."""
-    train = components.train_batches
-    val = components.eval_batches
-    assert isinstance(train, PairBatches)
-    assert isinstance(val, PairEvalBatches)
-    return replace(
-        components,
-        train_batches=train.with_references(references["train"]),
-        eval_batches=val.with_references(references["val"]),
-    )
+    train: Any = components.train_batches
+    val: EvalBatches = components.eval_batches
+    if isinstance(train, MixedBatches):
+        sets = []
+        for source, values in zip(train.sources, _by_source(components, references, "train"), strict=True):
+            assert isinstance(source.samples, PairSet)
+            sets.append(source.samples.with_references(values))
+        train = train.with_samples(sets)
+    else:
+        assert isinstance(train, PairBatches)
+        train = train.with_references(references["train"])
+    if isinstance(val, MixedEvalBatches):
+        parts = zip(_batches(components)["val"], _by_source(components, references, "val"), strict=True)
+        val = val.with_parts([part.with_references(values) for part, values in parts])
+    else:
+        assert isinstance(val, PairEvalBatches)
+        val = val.with_references(references["val"])
+    return replace(components, train_batches=train, eval_batches=val)
+
+
+def _by_source(components: Components, references: dict[str, References], split: str) -> list[References]:
+    """The values of each source of a mixture: those of all sources are stored one after the other."""
+    counts = [batches.samples.store.pair_count for batches in _batches(components)[split]]
+    return np.split(references[split], np.cumsum(counts)[:-1])
 
 
 def read_references(store: ReferenceStore, components: Components, world: World) -> dict[str, References] | None:
     """The values of a store that is complete, on every rank."""
-    counts = {split: batches.samples.store.pair_count for split, batches in _batches(components).items()}
+    counts = {}
+    for split, sources in _batches(components).items():
+        counts[split] = sum(batches.samples.store.pair_count for batches in sources)
     found = world.control.on_rank0(lambda: store.read(counts))
     if found is not None:
         log("DATA", f"reference log-probabilities of {plural(sum(counts.values()), 'pair')} from {store.path}")
@@ -163,24 +186,32 @@ def compute_references(
     phase("computing reference log-probabilities")
     started = time.monotonic()
     found = {}
-    for split, batches in _batches(components).items():
-        found[split] = _of_split(split, batches, model, world, stop)
+    for split, sources in _batches(components).items():
+        found[split] = np.concatenate([_of_source(split, batches, model, world, stop) for batches in sources])
     pairs = sum(int(np.isfinite(values[:, 0]).sum()) for values in found.values())
     log("DATA", f"reference log-probabilities of {plural(pairs, 'pair')} in {time.monotonic() - started:.1f} s")
     return found
 
 
-def _batches(components: Components) -> dict[str, PairEvalBatches]:
-    """The pairs of each split in a fixed order, whatever the order in which they are trained on."""
+def _batches(components: Components) -> dict[str, list[PairEvalBatches]]:
+    """The pairs of each split in a fixed order, whatever the order in which they are trained on: one item, or one per
+    source of a mixture."""
     train: Any = components.train_batches
     val: EvalBatches = components.eval_batches
-    assert isinstance(train, PairBatches)
-    assert isinstance(val, PairEvalBatches)
-    return {"train": PairEvalBatches(train.samples, train.size), "val": val}
+    samples = [source.samples for source in train.sources] if isinstance(train, MixedBatches) else [train]
+    parts = val.parts if isinstance(val, MixedEvalBatches) else [val]
+    found: dict[str, list[PairEvalBatches]] = {"train": [], "val": []}
+    for each in samples:
+        assert isinstance(each, PairSet | PairBatches)
+        found["train"].append(PairEvalBatches(each.samples, train.size))
+    for part in parts:
+        assert isinstance(part, PairEvalBatches)
+        found["val"].append(part)
+    return found
 
 
 @torch.no_grad()
-def _of_split(
+def _of_source(
     split: str, batches: PairEvalBatches, model: ModelHandle, world: World, stop: Callable[[], bool]
 ) -> References:
     """Batches are distributed over the ranks in rounds, as in `evaluate`."""
