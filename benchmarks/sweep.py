@@ -71,9 +71,9 @@ def main() -> None:
     assert halved.winner
     for name, result in (("grid", grid), ("halving", halved)):
         assert result.winner
-        print(f"{name:8} {trained_steps(result):6} steps, best {result.winner['loss']:.4f}, {result.winner['values']}")
+        print(f"{name:8} {trained_steps(result):6} steps, best {result.winner['score']:.4f}, {result.winner['values']}")
     same = grid.rows[halved.winner["trial"]]["state_sha256"] == halved.winner["state_sha256"]
-    print(f"halving's best within {halved.winner['loss'] - grid.winner['loss']:.4f} of the grid's (target 0.01)")
+    print(f"halving's best within {halved.winner['score'] - grid.winner['score']:.4f} of the grid's (target 0.01)")
     print(f"steps ratio {trained_steps(halved) / trained_steps(grid):.3f} (target 0.25)")
     print(f"the promoted trial {'is' if same else 'IS NOT'} the full run of the grid, by its hash")
     print(

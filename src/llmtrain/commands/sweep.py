@@ -55,7 +55,14 @@ HalvingOption = Annotated[
 SeedsOption = Annotated[
     int | None, typer.Option(min=1, help="Seeds per finalist, or of the config alone.", show_default=False)
 ]
-MetricOption = Annotated[str | None, typer.Option(help="What to compare. Default: val/loss.", show_default=False)]
+MetricOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What to compare, as trainer.best_metric: val/loss (the default), val/accuracy, tasks/NAME/acc.",
+        metavar="NAME",
+        show_default=False,
+    ),
+]
 FileOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Sweep file: these options as YAML.", show_default=False)
 ]

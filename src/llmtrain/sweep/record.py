@@ -41,7 +41,7 @@ class Outcome:
     status: str
     """FINISHED, DIVERGED or FAILED."""
     step: int
-    loss: float | None
+    score: float | None
     """The metric at this step; None if it diverged or failed."""
     tokens: int | None
     state_sha256: str | None
