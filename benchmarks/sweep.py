@@ -1,23 +1,32 @@
-"""Successive halving compared with training all 27 trials of a grid to their end.
+"""Sweeps: what successive halving finds and saves, what the driver costs, and that the table is always the same.
 
-    python benchmarks/sweep.py [--steps 220] [--first-rung 8] [--set FIELD=VALUE ...]
+    python benchmarks/sweep.py [--part NAME ...] [--steps 220] [--first-rung 8] [--set FIELD=VALUE ...]
 
-Both train the same 27 configs of gpt_stdlib. Targets: halving finds a trial within 0.01 of the grid's best with at most
-0.25 of its steps; the driver takes less than 1 % of the trials' CPU time; 200 trials are listed in under a second.
+halving    27 configs of gpt_stdlib, all trained to their end, and with halving. Target: a trial within 0.01 of the
+           grid's best with at most 0.25 of its steps
+overhead   CPU time of the driver, with all checks before the first trial, over that of the trials. Target: below 0.01
+tables     a sweep of a tiny model on 1, 2 and 4 workers. Target: the same table.json, byte for byte
+list       `sweep show` of 200 trials, with the start of the command. Target: below one second
+
+Without --part, all of them.
 """
 
 import argparse
+import hashlib
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import llmtrain
 
 SPACE = {"trainer.lr": [3e-3, 1e-2, 3e-2], "model.n_layers": [2, 3, 4], "trainer.weight_decay": [0.0, 0.1, 0.5]}
+TINY = ["model.block_size=16", "model.d_model=16", "model.n_layers=1", "run.device=cpu", "run.threads=1"]
+TINY += ["trainer.schedule=constant", "trainer.warmup_steps=0", "trainer.log_every_steps=2"]
 
 
 def cpu_seconds() -> tuple[float, float]:
@@ -34,52 +43,104 @@ def trained_steps(result: llmtrain.SweepResult) -> int:
     return sum(row["step"] for row in result.rows)
 
 
-def seconds_to_list(directory: Path, trials: int) -> float:
-    """`sweep show` of a sweep of 200 trials, with the start of the command."""
+def config_of(root: Path, options: argparse.Namespace) -> llmtrain.Config:
+    steps = options.steps
+    sets = [f"trainer.max_steps={steps}", f"trainer.schedule_steps={steps}", "trainer.warmup_steps=2"]
+    sets += ["trainer.eval_prompts=[]", f"output.root_dir={root}", "output.report=false", *options.set]
+    return llmtrain.load_config("gpt_stdlib", sets)
+
+
+def space_of(options: argparse.Namespace) -> dict[str, Any]:
+    return {**SPACE, "model.n_layers": [1]} if options.one_layer else SPACE
+
+
+def print_overhead(before: tuple[float, float]) -> None:
+    after = cpu_seconds()
+    driver = after[0] - before[0]
+    trials = after[1] - before[1]
+    print(f"CPU time: driver {driver:.2f} s, trials {trials:.1f} s, ratio {driver / trials:.4f} (target 0.01)")
+
+
+def measure_halving(root: Path, options: argparse.Namespace) -> None:
+    config = config_of(root, options)
+    before = cpu_seconds()
+    common: dict[str, Any] = {"search": "grid", "parallel": options.parallel}
+    grid = llmtrain.run_sweep(config, space_of(options), name="grid", **common)
+    halved = llmtrain.run_sweep(config, space_of(options), name="halved", halving=options.first_rung, **common)
+    assert grid.winner
+    assert halved.winner
+    for name, result in (("grid", grid), ("halving", halved)):
+        assert result.winner
+        print(f"{name:8} {trained_steps(result):6} steps, best {result.winner['score']:.4f}, {result.winner['values']}")
+    same = grid.rows[halved.winner["trial"]]["state_sha256"] == halved.winner["state_sha256"]
+    print(f"halving's best within {halved.winner['score'] - grid.winner['score']:.4f} of the grid's (target 0.01)")
+    print(f"steps ratio {trained_steps(halved) / trained_steps(grid):.3f} (target 0.25)")
+    print(f"the promoted trial {'is' if same else 'IS NOT'} the full run of the grid, by its hash")
+    print_overhead(before)
+
+
+def measure_overhead(root: Path, options: argparse.Namespace) -> None:
+    """Three trials of the grid, in each of which a process starts, trains and evaluates."""
+    space = {"trainer.lr": SPACE["trainer.lr"]}
+    config = config_of(root, options)
+    before = cpu_seconds()
+    llmtrain.run_sweep(config, space, name="short", search="grid", parallel=options.parallel)
+    print_overhead(before)
+
+
+def measure_tables(root: Path, options: argparse.Namespace) -> None:  # noqa: ARG001 (as the other parts)
+    """Six trials and two rungs."""
+    found = set()
+    for parallel in (1, 2, 4):
+        place = root / f"of-{parallel}"
+        config = llmtrain.load_config(
+            "gpt_smoke", [*TINY, "trainer.max_steps=12", f"output.root_dir={place}", "output.report=false"]
+        )
+        began = time.perf_counter()
+        llmtrain.run_sweep(
+            config, {"trainer.lr": "log(1e-3,1e-1)"}, trials=6, halving=4, name="tiny", parallel=parallel
+        )
+        digest = hashlib.sha256((place / "tiny" / "table.json").read_bytes()).hexdigest()
+        found.add(digest)
+        print(f"{parallel} workers: table.json {digest[:16]} in {time.perf_counter() - began:.1f} s", flush=True)
+    print(f"the tables are {'identical' if len(found) == 1 else 'DIFFERENT'}")
+
+
+def measure_list(root: Path, options: argparse.Namespace) -> None:  # noqa: ARG001
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "sweep"))
     from demo_sweep import write_sweep
 
-    write_sweep(directory, "many", trials)
-    command = [sys.executable, "-m", "llmtrain", "sweep", "show", "many", "--root", str(directory)]
-    began = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
-    return time.perf_counter() - began
+    write_sweep(root, "many", 200)
+    command = [sys.executable, "-m", "llmtrain", "sweep", "show", "many", "--root", str(root)]
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        times.append(time.perf_counter() - began)
+    print(f"200 trials listed in {min(times):.2f} s, the best of three, with the start of the command (target 1)")
+
+
+PARTS: dict[str, Callable[[Path, argparse.Namespace], None]] = {
+    "halving": measure_halving,
+    "overhead": measure_overhead,
+    "tables": measure_tables,
+    "list": measure_list,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", action="append", choices=PARTS, help="Only this part. Repeatable.")
     parser.add_argument("--steps", type=int, default=220)
     parser.add_argument("--first-rung", type=int, default=8)
     parser.add_argument("--parallel", type=int)
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--one-layer", action="store_true", help="A grid of 9 trials, for a test.")
-    arguments = parser.parse_args()
-    space: dict[str, Any] = {**SPACE, "model.n_layers": [1]} if arguments.one_layer else SPACE
-    with tempfile.TemporaryDirectory() as directory:
-        root = Path(directory) / "runs"
-        steps = arguments.steps
-        sets = [f"trainer.max_steps={steps}", f"trainer.schedule_steps={steps}", "trainer.warmup_steps=2"]
-        sets += ["trainer.eval_prompts=[]", f"output.root_dir={root}", "output.report=false", *arguments.set]
-        config = llmtrain.load_config("gpt_stdlib", sets)
-        options: dict[str, Any] = {"search": "grid", "parallel": arguments.parallel}
-        driver, trials = cpu_seconds()
-        grid = llmtrain.run_sweep(config, space, name="grid", **options)
-        halved = llmtrain.run_sweep(config, space, name="halved", halving=arguments.first_rung, **options)
-        driver_after, trials_after = cpu_seconds()
-        listed = seconds_to_list(root, 200)
-    assert grid.winner
-    assert halved.winner
-    for name, result in (("grid", grid), ("halving", halved)):
-        assert result.winner
-        print(f"{name:8} {trained_steps(result):6} steps, best {result.winner['loss']:.4f}, {result.winner['values']}")
-    same = grid.rows[halved.winner["trial"]]["state_sha256"] == halved.winner["state_sha256"]
-    print(f"halving's best within {halved.winner['loss'] - grid.winner['loss']:.4f} of the grid's (target 0.01)")
-    print(f"steps ratio {trained_steps(halved) / trained_steps(grid):.3f} (target 0.25)")
-    print(f"the promoted trial {'is' if same else 'IS NOT'} the full run of the grid, by its hash")
-    print(
-        f"driver's CPU time, ratio to the trials' {(driver_after - driver) / (trials_after - trials):.4f} (target 0.01)"
-    )
-    print(f"200 trials listed in {listed:.2f} s, with the start of the command")
+    options = parser.parse_args()
+    for part in options.part or PARTS:
+        print(f"--- {part}", flush=True)
+        with tempfile.TemporaryDirectory() as directory:
+            PARTS[part](Path(directory) / "runs", options)
 
 
 if __name__ == "__main__":

@@ -310,7 +310,9 @@ def _usage_error(error: Any, arguments: list[str]) -> UsageError:
     message = error.format_message()
     for words, rule in _PARSER_WORDS.items():
         message = message.replace(words, rule)
-    return _field_as_option(error, arguments) or UsageError(message, remedy=_help_hint(error))
+    return (
+        _field_as_option(error, arguments) or _option_of_launch(error) or UsageError(message, remedy=_help_hint(error))
+    )
 
 
 def _field_as_option(error: Any, arguments: list[str]) -> UsageError | None:
@@ -330,6 +332,16 @@ def _field_as_option(error: Any, arguments: list[str]) -> UsageError | None:
             break
     remedy = setting_of_option(option, value)
     return UsageError(f"There is no option {option}.", remedy=remedy) if remedy else None
+
+
+def _option_of_launch(error: Any) -> UsageError | None:
+    """The error for an option of `launch` that `sweep` does not take; None for others."""
+    if not error.ctx or error.ctx.command_path != "llmtrain sweep" or not hasattr(error, "possibilities"):
+        return None
+    from llmtrain.commands.sweep import OPTIONS_OF_LAUNCH
+
+    remedy = OPTIONS_OF_LAUNCH.get(error.option_name)
+    return UsageError(f"sweep takes no option {error.option_name}.", remedy=remedy) if remedy else None
 
 
 def _help_hint(error: Any) -> str:

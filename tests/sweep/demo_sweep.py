@@ -14,9 +14,11 @@ SPACE = {"trainer.lr": "log(1e-4,1e-2)", "model.n_layers": [2, 4], "trainer.opti
 RUNGS = [10, 30, 90]
 
 
-def write_sweep(root: Path, name: str = "demo", trials: int = 9, jobs: int | None = None) -> SweepDirectory:
+def write_sweep(
+    root: Path, name: str = "demo", trials: int = 9, jobs: int | None = None, metric: str = "val/loss"
+) -> SweepDirectory:
     """A sweep with three rungs. `jobs`: how many of them have ended; None: all."""
-    spec = SweepSpec(name=name, space=SPACE, trials=trials, halving={"first_rung": 10})
+    spec = SweepSpec(name=name, space=SPACE, trials=trials, halving={"first_rung": 10}, metric=metric)
     drawn = draw(read_space(SPACE, []), "halton", 0, trials)
     state = SweepState([Trial(number, f"{name}-{number}", values) for number, values in enumerate(drawn)], {})
     budget = Budget.of(spec, trials, RUNGS)

@@ -14,6 +14,7 @@ from kube_server import KubeServer, kube_server
 from llmtrain.core.arguments import ClusterPlace
 from llmtrain.errors import ClusterError, ExitCode, LlmtrainError, UsageError
 from llmtrain.kubernetes.client import plural_of
+from llmtrain.kubernetes.labels import CODE_LABEL, has_labels
 from llmtrain.launch import lifecycle
 from llmtrain.launch.record import find_record
 from llmtrain.operate import cluster_run
@@ -25,6 +26,7 @@ from llmtrain.sweep.cluster import ClusterWorkers
 from llmtrain.sweep.driver import drive
 from llmtrain.sweep.jobs import Job
 from llmtrain.sweep.prepare import Sweep, prepare, reopen
+from llmtrain.sweep.record import find_sweep
 from llmtrain.sweep.spec import read_spec
 
 SPACE = {"trainer.lr": "log(1e-3,1e-1)", "trainer.weight_decay": "[0.0,0.1,0.5]"}
@@ -104,7 +106,7 @@ def workers(kubelet: Kubelet, workdir: Path, monkeypatch: pytest.MonkeyPatch) ->
     place = ClusterPlace(kubeconfig=str(kubelet.kube.kubeconfig(workdir)))
 
     def make(sweep: Sweep) -> ClusterWorkers:
-        made = ClusterWorkers(sweep.directory, place)
+        made = ClusterWorkers(sweep.directory, place, sweep.code)
         ended = made.ended
 
         def step_and_ended() -> list[Job]:
@@ -198,6 +200,104 @@ def test_server_that_is_away_is_asked_again(
     assert drive(sweep, made, 2)["is_complete"]
     assert calls > 2
     assert len(kubelet.trained) == 2
+
+
+MODEL = """
+from pydantic import BaseModel
+from torch import nn
+
+from llmtrain.models.base import ModelAdapter
+
+
+class Own(ModelAdapter):
+    class Options(BaseModel):
+        width: int = 8
+
+    def build(self):
+        width = self.options.width
+        return nn.Sequential(nn.Embedding(self.vocab_size, width), nn.Linear(width, self.vocab_size))
+"""
+
+
+@pytest.fixture
+def sweep_cli(cli: Any, kubelet: Kubelet, workdir: Path, tiny: list[str]) -> Callable[..., Any]:
+    """`llmtrain sweep --launch` with a model class in code/own_model.py."""
+    (workdir / "code").mkdir()
+    (workdir / "code" / "own_model.py").write_text(MODEL)
+    sets = [*[each for each in tiny if not each.startswith("model.")], *SETS, *LAUNCH, "launch.namespace=team"]
+    sets += ["model.name=own_model:Own", "model.block_size=16"]
+    words = [word for each in sets for word in ("--set", each)]
+    kubeconfig = kubelet.kube.kubeconfig(workdir)
+
+    def run(*more: Any) -> Any:
+        return cli("sweep", "--config", "gpt_smoke", "--name", "demo", *words, "--launch", *more)
+
+    run.place = ("--kubeconfig", kubeconfig)  # type: ignore[attr-defined]
+    return run
+
+
+def test_trials_are_launched_with_the_code_of_the_start(
+    sweep_cli: Callable[..., Any],
+    kubelet: Kubelet,
+    workdir: Path,
+    workers: Any,
+    cli: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also those that a second driver launches, after the directory has changed; and promotions."""
+    space = ["--space", "model.options.width=[4,8,12]", "--search", "grid", "--halving", "4", "--with-code", "code"]
+
+    def close_laptop(_: ClusterWorkers) -> None:
+        raise UsageError("the laptop was closed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ClusterWorkers, "ended", close_laptop)
+        assert sweep_cli(*space, *sweep_cli.place, "--parallel", "1").code == ExitCode.USAGE  # type: ignore[attr-defined]
+    (workdir / "code" / "own_model.py").write_text("raise SystemExit(1)")
+    directory = find_sweep(str(workdir / "runs"), "demo")
+    assert (directory.code / "own_model.py").read_text() == MODEL
+    sweep = reopen(directory)
+    assert sweep.code is not None
+    made = workers(sweep)
+    assert drive(sweep, made, 3)["is_complete"]
+    shipped = [each for each in kubelet.kube.objects.values() if has_labels(each, CODE_LABEL)]
+    assert len(shipped) == 3
+    assert all(MODEL in each["data"].values() for each in shipped)
+    (directory.code / "own_model.py").write_text("# another\n")
+    damaged = cli("sweep", "--resume", "demo")
+    assert damaged.code == ExitCode.FAILED
+    assert "code" in damaged.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--space", "model.options.width=[4,x]", "--with-code", "code"], "width"),
+        (["--space", "model.options.height=[4,8]", "--with-code", "code"], "height"),
+        (["--space", "trainer.lr=[0.1,0.2]", "--with-code", "nothing"], "nothing is missing"),
+        (["--space", "trainer.lr=[0.1,0.2]", "--detach"], "--resume NAME"),
+        (["--space", "trainer.lr=[0.1,0.2]", "--build"], "--set launch.image=IMAGE"),
+        (["--space", "trainer.lr=[0.1,0.2]", "--image", "me/other:1"], "--set launch.image=me/other:1"),
+    ],
+)
+def test_bad_code_and_other_options_are_refused_before_the_first_trial(
+    sweep_cli: Callable[..., Any], workdir: Path, words: list[str], message: str
+) -> None:
+    done = sweep_cli("--search", "grid", *words)
+    assert done.code == ExitCode.USAGE, done.err
+    assert message in done.err
+    assert "Traceback" not in done.err
+    assert not (workdir / "runs").exists()
+
+
+def test_options_of_a_cluster_need_launch(cli: Any, workdir: Path) -> None:
+    for words in (["--with-code", "code"], ["--namespace", "team"]):
+        done = cli("sweep", "--config", "gpt_smoke", "--seeds", "2", *words)
+        assert done.code == ExitCode.USAGE
+        assert f"{words[0]} only applies with --launch" in done.err
+    done = cli("sweep", "--resume", "demo", "--with-code", "code")
+    assert done.code == ExitCode.USAGE
+    assert not (workdir / "runs").exists()
 
 
 def test_config_without_an_image_is_refused_before_the_first_trial(cli: Any, kubelet: Kubelet, workdir: Path) -> None:

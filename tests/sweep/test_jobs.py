@@ -11,7 +11,7 @@ from llmtrain.sweep.halving import brackets_of, promoted, rungs_to, steps_of
 from llmtrain.sweep.jobs import Budget, Job, finalists, next_jobs
 from llmtrain.sweep.record import DIVERGED, FINISHED, Outcome, SweepState
 from llmtrain.sweep.spec import SweepSpec
-from llmtrain.sweep.table import make_table, winner
+from llmtrain.sweep.table import best_first, make_table, winner
 from llmtrain.sweep.trials import Trial
 
 HALVING = Budget(27, (4, 12, 36), 9, 3, 1, 3)
@@ -87,6 +87,33 @@ def test_diverged_trials_are_never_promoted() -> None:
 )
 def test_rungs(steps: int, first: int, eta: int, rungs: list[int]) -> None:
     assert rungs_to(steps, first, eta) == rungs
+
+
+def test_where_higher_is_better_the_highest_are_promoted_and_win() -> None:
+    spec = SweepSpec(space={"trainer.lr": [1]}, trials=6, metric="tasks/grammar/acc", halving={"first_rung": 4})
+    budget = Budget.of(spec, 6, [4, 12])
+    assert budget.is_higher_better
+    state = new_state(6)
+    scores = [0.5, 0.9, 0.7, None, 0.9, 0.1]
+    for trial, score in zip(state.trials, scores, strict=True):
+        state.outcomes[trial.run_id] = [Outcome(FINISHED if score else DIVERGED, 4, score, 1, "x")]
+    assert [job.trial.number for job in next_jobs(budget, state)] == [1, 4]
+    for number, score in ((1, 0.6), (4, 0.8)):
+        state.outcomes[f"t-{number}"].append(Outcome(FINISHED, 12, score, 1, "x"))
+    assert [trial.number for trial in finalists(budget, state)] == [4, 1]
+    table = make_table("t", spec, budget, state)
+    assert table["winner"]["trial"] == 4
+    assert [row["trial"] for row in best_first(table["rows"], is_higher_better=True)] == [4, 1, 2, 0, 5, 3]
+
+
+def test_where_higher_is_better_the_highest_mean_wins() -> None:
+    spec = SweepSpec(space={"trainer.lr": [1]}, trials=2, seeds=2, metric="val/accuracy")
+    budget = Budget.of(spec, 2, [])
+    state = new_state(2)
+    for run_id, score in (("t-0", 0.5), ("t-0-s1", 0.9), ("t-1", 0.6), ("t-1-s1", 0.6)):
+        state.outcomes[run_id] = [Outcome(FINISHED, 4, score, 1, run_id)]
+    best: Any = make_table("t", spec, budget, state)["winner"]
+    assert (best["trial"], best["seeds"]["mean"]) == (0, 0.7)
 
 
 def test_brackets_and_steps() -> None:

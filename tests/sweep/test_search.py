@@ -8,6 +8,7 @@ import pytest
 from llmtrain.sweep.optuna_search import propose
 from llmtrain.sweep.search import SEARCHES, Point, draw
 from llmtrain.sweep.space import Space, read_space
+from llmtrain.sweep.spec import SweepSpec
 
 MIXED = {"trainer.lr": "log(1e-4,1e-2)", "model.n_layers": "int(1,4)", "trainer.optimizer": "[adamw,muon]"}
 
@@ -66,14 +67,24 @@ def test_optuna_proposes_the_same_trials_after_a_restart() -> None:
     first = draw(space, "halton", 0, 8)
     earlier = [Point(values, values["trainer.lr"]) for values in first]
     earlier[3] = Point(first[3], None)  # it diverged
-    proposed = propose(space, 0, earlier, 8)
-    assert proposed == propose(space, 0, earlier, 8)
+    proposed = propose(space, SweepSpec(), earlier, 8)
+    assert proposed == propose(space, SweepSpec(), earlier, 8)
     assert len(proposed) == 8
     assert not [values for values in proposed if values in first]
+
+
+def test_optuna_maximizes_where_higher_is_better() -> None:
+    pytest.importorskip("optuna")
+    space = space_of(MIXED)
+    first = draw(space, "halton", 0, 12)
+    scores = [None, *(values["trainer.lr"] for values in first[1:])]
+    low = [Point(values, score) for values, score in zip(first, scores, strict=True)]
+    high = [Point(values, None if score is None else -score) for values, score in zip(first, scores, strict=True)]
+    assert propose(space, SweepSpec(metric="val/accuracy"), high, 8) == propose(space, SweepSpec(), low, 8)
 
 
 def test_optuna_proposes_no_more_than_the_space_has() -> None:
     pytest.importorskip("optuna")
     space = space_of({"a.b": [1, 2, 3], "a.c": ["x", "y"]})
     earlier = [Point(values, 1.0) for values in draw(space, "grid", 0, 4)]
-    assert len(propose(space, 0, earlier, 2)) == 2
+    assert len(propose(space, SweepSpec(), earlier, 2)) == 2

@@ -14,6 +14,7 @@ from demo_sweep import write_sweep
 from demo_runs import make_run
 from limits import limit
 from llmtrain.errors import ExitCode
+from llmtrain.page.sweeps import best_runs, sweep_values
 from llmtrain.sweep.show import describe
 
 Cli = Callable[..., Any]
@@ -49,6 +50,21 @@ def test_report_of_a_sweep(cli: Cli, workdir: Path) -> None:
     assert data["sweep"]["name"] == "demo"
     assert data["sweep"]["winner"]["trial"] == describe(sweep)["winner"]["trial"]
     assert cli("report", "demo", "demo-1").code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(("metric", "best", "worst"), [("val/loss", 0, 6), ("tasks/grammar/acc", 6, 7)])
+def test_best_is_first_in_table_and_report(cli: Cli, workdir: Path, metric: str, best: int, worst: int) -> None:
+    """Of a loss the lowest is best, of an accuracy the highest."""
+    sweep = write_sweep(workdir / "runs", metric=metric)
+    values = describe(sweep)
+    assert values["winner"]["trial"] == best
+    shown = cli("sweep", "show", "demo").out.splitlines()
+    assert shown[1].split()[0] == str(best)
+    for row in values["rows"]:
+        make_run(workdir / "runs", row["run_id"], steps=2)
+    reported = [run.run_id for run in best_runs(sweep_values(sweep), str(workdir / "runs"))]
+    assert reported[0] == f"demo-{best}"
+    assert reported[-1] == f"demo-{worst}"
 
 
 class TestPage:

@@ -1,6 +1,7 @@
 """Sweeps of a real, tiny model: the same table however they are trained."""
 
 import json
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +44,7 @@ def test_promoted_trial_is_the_full_run(make_sweep: MakeSweep, workdir: Path) ->
     (workdir / "best.yaml").write_text(read_best(sweep.directory))
     whole = run_training(load_config(workdir / "best.yaml", ["output.root_dir=alone"]), progress="none")
     assert whole.state_sha256 == best["state_sha256"]
-    assert whole.final_val_loss == best["loss"]
+    assert whole.final_val_loss == best["score"]
 
 
 class Killed(BaseException):
@@ -81,7 +82,7 @@ def test_trials_that_diverge_count_as_worst(make_sweep: MakeSweep) -> None:
     table = drive(sweep, InThisProcess(0), 1)
     assert [row["status"] for row in table["rows"]] == ["finished", DIVERGED, DIVERGED]
     assert table["winner"]["trial"] == 0
-    assert table["rows"][1]["loss"] is None
+    assert table["rows"][1]["score"] is None
 
 
 def test_divergence_is_a_function_of_the_rows() -> None:
@@ -108,8 +109,8 @@ def test_seeds_give_mean_and_error_of_finalists(make_sweep: MakeSweep) -> None:
     assert len(with_seeds) == 3
     for row in with_seeds:
         assert row["seeds"]["n"] == 3
-        assert row["seeds"]["losses"][0] == row["loss"]
-        assert len(set(row["seeds"]["losses"])) == 3
+        assert row["seeds"]["scores"][0] == row["score"]
+        assert len(set(row["seeds"]["scores"])) == 3
     assert table["winner"]["seeds"]["mean"] == min(row["seeds"]["mean"] for row in with_seeds)
 
 
@@ -189,6 +190,27 @@ def test_missing_metric_is_named(make_sweep: MakeSweep) -> None:
     assert drive(sweep, InThisProcess(0), 1)["metric"] == "val/bits_per_byte"
 
 
+def test_score_of_a_task_is_a_metric(make_sweep: MakeSweep, cli: Callable[..., Any], workdir: Path) -> None:
+    """Of which the higher is better: the trials with the highest are promoted, and one of them is the best."""
+    letters = random.Random(0)
+    items = []
+    for number in range(40):
+        choices = ["".join(letters.choices("abcdefghijklmnop ", k=4)) + "." for _ in range(2)]
+        items.append({"question": str(number), "choices": choices, "answer": number % 2})
+    (workdir / "pods.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    tasks = [f"trainer.eval_tasks.tasks=['{workdir / 'pods.jsonl'}']"]
+    sweep = make_sweep(metric="tasks/pods/acc", overrides=tasks)
+    table = drive(sweep, InThisProcess(0), 1)
+    first = sorted((row["scores"][0] for row in table["rows"]), reverse=True)
+    promoted = [row for row in table["rows"] if len(row["scores"]) == 2]
+    assert sorted((row["scores"][0] for row in promoted), reverse=True) == first[:3]
+    assert first[0] > first[-1], "the scores differ"
+    assert table["winner"]["score"] == max(row["score"] for row in promoted)
+    shown = cli("sweep", "show", "demo").out
+    assert "tasks/pods/acc" in shown
+    assert shown.splitlines()[1].split()[0] == str(table["winner"]["trial"])
+
+
 def test_changed_config_is_refused_on_resume(make_sweep: MakeSweep, workdir: Path) -> None:
     config = workdir / "c.yaml"
     config.write_text("extends: gpt_smoke\n")
@@ -223,7 +245,7 @@ def test_show_of_a_sweep_that_runs(make_sweep: MakeSweep, cli: Callable[..., Any
     assert seen[3]["is_running"]
     assert not seen[3]["is_complete"]
     assert [row["status"] for row in seen[3]["rows"]].count("waiting") == 9
-    assert [row["loss"] is None for row in seen[3]["rows"]] == [False] * 3 + [True] * 6
+    assert [row["score"] is None for row in seen[3]["rows"]] == [False] * 3 + [True] * 6
     shown = cli("sweep", "show", "demo", "--json")
     assert shown.code == 0
     assert shown.json["winner"]["run_id"].startswith("demo-")

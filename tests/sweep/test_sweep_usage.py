@@ -9,6 +9,7 @@ import pytest
 from llmtrain.errors import ExitCode
 
 SPACE = "trainer.lr=log(1e-3,1e-1)"
+GRAMMAR = ["--space", SPACE, "--trials", "2", "--set", "trainer.eval_tasks.tasks=[grammar]"]
 
 
 @pytest.fixture
@@ -41,7 +42,10 @@ class Refused:
         (["--space", SPACE], "--trials"),
         (["--space", SPACE, "--search", "grid"], "grid"),
         (["--space", SPACE, "--trials", "2", "--search", "bayes"], "halton"),
-        (["--space", SPACE, "--trials", "2", "--metric", "val/accuracy"], "val/loss"),
+        (["--space", SPACE, "--trials", "2", "--metric", "val/los"], "Did you mean 'val/loss'?"),
+        (["--space", SPACE, "--trials", "2", "--metric", "val/accuracy"], "next_token does not measure"),
+        (["--space", SPACE, "--trials", "2", "--metric", "tasks/grammar/acc"], "trainer.eval_tasks.tasks"),
+        ([*GRAMMAR, "--metric", "tasks/grammar/exact_match"], "Known: tasks/grammar/acc, tasks/grammar/acc_norm"),
         (["--space", "trainer.optimizer=[adamw,sgd]", "--trials", "2"], "trial 0: space trainer.optimizer"),
         (["--space", "run.threads=[1,2]", "--trials", "2"], "run.threads"),
         (["--space", "output.run_id=[aa,bb]", "--trials", "2"], "output.run_id"),

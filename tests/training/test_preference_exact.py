@@ -8,6 +8,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import fault_harness as harness
+import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save
@@ -28,6 +29,7 @@ from llmtrain.config.mixture import MixtureSection, SourceSection
 from llmtrain.config.schema import Config
 from llmtrain.errors import ExitCode
 from llmtrain.runs.metrics import read_metrics
+from llmtrain.training.objectives import references
 from preference_data import make_pairs
 
 pytestmark = pytest.mark.hf
@@ -202,6 +204,56 @@ def test_references_are_computed_once_and_rebuilt_when_damaged(
     again = config.with_values("output", root_dir=str(tmp_path / "again"))
     (ended,) = train(again)
     assert "reference log-probabilities of 29 pairs from " in ended.output
+
+
+def save_each_part() -> None:
+    references.SAVE_SEC = -1.0
+
+
+def names_in_store(config: Config) -> list[str]:
+    return [file.name.split(".", 1)[1] for file in reference_files(config)]
+
+
+@pytest.mark.parametrize("end", ["kill", "term"])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_references_continue_after_a_kill(
+    make: MakeConfig, alone: tuple[Config, FineTuned], tmp_path: Path, end: str, size: int
+) -> None:
+    """What was stored is not computed again, on another number of processes either. SIGTERM stores what is not yet."""
+    config = make(data__cache_dir=str(tmp_path / "cache"))
+    before = save_each_part if end == "kill" else None
+    first = train(config, size, before=before, fault=f"reference:4:0:{end}")[0]
+    assert first.code == (-9 if end == "kill" else ExitCode.INTERRUPTED), first.output
+    if end == "term":
+        assert "--resume" in first.error["remedy"]
+    assert names_in_store(config) == ["partial.safetensors"]
+    values = load_file(reference_files(config)[0])
+    known = int(np.isfinite(values["train"]).all(axis=1).sum())
+    assert 0 < known < 24
+    assert not np.isfinite(values["val"]).any()
+
+    (ended,) = train(config, resume="tiny")
+    assert ended.code == 0, ended.output
+    assert f"reference log-probabilities of {known} pairs from " in ended.output
+    assert f"reference log-probabilities of {29 - known} pairs in " in ended.output
+    assert fine_tuned(config, ended.result or {}) == alone[1]
+    assert names_in_store(config) == ["safetensors"]
+
+
+def test_damaged_partial_references_are_computed_again(
+    make: MakeConfig, alone: tuple[Config, FineTuned], tmp_path: Path
+) -> None:
+    config = make(data__cache_dir=str(tmp_path / "cache"))
+    train(config, fault="reference:4:0:term")
+    (file,) = reference_files(config)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])
+    (ended,) = train(config, resume="tiny")
+    assert ended.code == 0, ended.output
+    assert ended.output.count("computed again") == 1
+    assert "reference log-probabilities of 29 pairs in " in ended.output
+    assert fine_tuned(config, ended.result or {}) == alone[1]
+    assert names_in_store(config) == ["safetensors"]
 
 
 def test_changed_objective_is_refused_on_resume(make: MakeConfig) -> None:

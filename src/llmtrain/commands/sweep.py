@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmtrain.commands.launch import WithCodeOption, short_options
 from llmtrain.commands.options import (
     CURRENT,
     DEFAULT_ROOT,
@@ -12,6 +13,7 @@ from llmtrain.commands.options import (
     JsonOption,
     RootOption,
     SetOption,
+    print_warning,
     show,
     with_option_groups,
 )
@@ -23,6 +25,25 @@ if TYPE_CHECKING:
     from llmtrain.sweep.prepare import Sweep
 
 app = typer.Typer(help="Search for the best values of config fields: run a sweep, or show one.")
+
+_SMOKE = "Test the pods before the sweep: llmtrain launch with this option."
+_BUILD = "Build and push the image before the sweep, and pass it: --set launch.image=IMAGE."
+OPTIONS_OF_LAUNCH = {
+    "--build": _BUILD,
+    "--build-arg": _BUILD,
+    "--detach": "The driver decides what is trained next. It may end at any time; continue with --resume NAME.",
+    "--recover": "The driver launches a trial again that ended without a result.",
+    "--smoke": _SMOKE,
+    "--doctor": _SMOKE,
+    "--hold": _SMOKE,
+    "--strict": "See whether a trial fits: llmtrain plan.",
+    "--launcher": "Trials are trained by llmtrain.",
+    "--output": "The manifests of one trial: llmtrain launch --dry-run.",
+    "--model-local-dir": "Use --set model.path=DIR.",
+    "--tokenizer-local-dir": "Use --set model.tokenizer_path=DIR.",
+    "--local-files-only": "Use --set model.local_files_only=true.",
+}
+"""What people pass to `sweep --launch` as to `launch`, and what to do instead."""
 
 
 SpaceOption = Annotated[
@@ -55,7 +76,14 @@ HalvingOption = Annotated[
 SeedsOption = Annotated[
     int | None, typer.Option(min=1, help="Seeds per finalist, or of the config alone.", show_default=False)
 ]
-MetricOption = Annotated[str | None, typer.Option(help="What to compare. Default: val/loss.", show_default=False)]
+MetricOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What to compare, as trainer.best_metric: val/loss (the default), val/accuracy, tasks/NAME/acc.",
+        metavar="NAME",
+        show_default=False,
+    ),
+]
 FileOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Sweep file: these options as YAML.", show_default=False)
 ]
@@ -86,6 +114,7 @@ def command(
     name: NameOption = None,
     resume: ResumeOption = None,
     launch: LaunchOption = False,
+    with_code: WithCodeOption = None,
     place: ClusterPlace = CURRENT,
     dry_run: DryRunOption = False,
     root: RootOption = DEFAULT_ROOT,
@@ -114,15 +143,19 @@ def command(
     given = {key: value for key, value in values.items() if value is not None}
     setup_logging(LoggingSection())
     if resume is not None:
-        _check_resume(given, set_, file)
+        _check_resume({**given, "with-code": with_code, "namespace": place.namespace}, set_, file)
         sweep = reopen(find_sweep(root, resume), config)
+        _check_place(sweep.is_launched, launch, place, with_code)
     else:
+        _check_place(launch, launch, place, with_code)
         spec, read = _read(given, file)
-        sweep, known = prepare(spec, read, spec.config, set_ or [], root if launch else None)
+        sets = [*(set_ or []), *short_options(None, None, None, None, place.namespace)]
+        sweep, known = prepare(spec, read, spec.config, sets, root if launch else None, with_code)
         if launch:
             from llmtrain.sweep.cluster import check_launch
 
-            check_launch(known, sweep.configs)
+            for warning in check_launch(known, sweep.configs, sweep.code, with_code):
+                print_warning(warning)
         price = price_sweep(sweep, known)
         if dry_run:
             value = {"trials": [trial.as_dict() for trial in known], "price": price.as_dict()}
@@ -174,12 +207,27 @@ def _read(given: dict[str, Any], file: Path | None) -> Any:
 
 
 def _check_resume(given: dict[str, Any], set_: list[str] | None, file: Path | None) -> None:
-    names = [f"--{name}" for name in given if name != "config"]
+    names = [f"--{name}" for name, value in given.items() if name != "config" and value is not None]
     names += ["--set"] * bool(set_) + ["--file"] * bool(file)
     if names:
         raise UsageError(
             f"--resume continues a sweep as it was started; it cannot be combined with {', '.join(names)}.",
             remedy="Leave them out, or start another sweep.",
+        )
+
+
+def _check_place(is_launched: bool, launch: bool, place: ClusterPlace, with_code: str | None) -> None:
+    """Refuse options of a cluster for a sweep of this machine."""
+    if is_launched:
+        return
+    if launch:
+        raise UsageError("This sweep was started without --launch.", remedy="Leave it out, or start another sweep.")
+    names = [f"--{name}" for name, value in vars(place).items() if value is not None]
+    names += ["--with-code"] * (with_code is not None)
+    if names:
+        raise UsageError(
+            f"{', '.join(names)} only applies with --launch.",
+            remedy="Add --launch, or leave it out: here, classes are imported from the directory of the config.",
         )
 
 
@@ -190,7 +238,7 @@ def _run(sweep: "Sweep", parallel: int | None, place: ClusterPlace) -> None:
     if sweep.is_launched:
         from llmtrain.sweep.cluster import ClusterWorkers
 
-        drive(sweep, ClusterWorkers(sweep.directory, place), parallel or sweep.budget.trials)
+        drive(sweep, ClusterWorkers(sweep.directory, place, sweep.code), parallel or sweep.budget.trials)
         return
     warn_of_inexact_gpus(sweep.base.run)
     count = parallel or default_parallel(sweep.base.run, sweep.threads or 1)

@@ -10,6 +10,7 @@ from llmtrain.plan.cost import money
 from llmtrain.runs.progress_lines import duration_text
 from llmtrain.sweep.prepare import Sweep
 from llmtrain.sweep.price import Price
+from llmtrain.sweep.table import best_first
 from llmtrain.sweep.trials import Trial
 
 Values = dict[str, Any]
@@ -54,10 +55,10 @@ def table_text(value: Values) -> str:
     head = ["trial", *fields, "status", "step", value["metric"]]
     head += ["mean"] * has_seeds + ["time"] + ["cost"] * has_cost + ["run"]
     table = [head]
-    for row in _ordered(value["rows"]):
+    for row in best_first(value["rows"], value["is_higher_better"]):
         cells = [str(row["trial"])]
         cells += [plain(row["values"].get(field)) for field in fields]
-        cells += [_status(row), str(row["step"]), loss_text(row["loss"])]
+        cells += [_status(row), str(row["step"]), loss_text(row["score"])]
         if has_seeds:
             cells.append(mean_text(row["seeds"]))
         cells.append("-" if row["seconds"] is None else duration_text(row["seconds"]))
@@ -67,16 +68,6 @@ def table_text(value: Values) -> str:
         table.append(cells)
     lines = [format_table(table, dropped_first=["run", "time", "cost"]), ""]
     return "\n".join([*lines, *_ending(value)])
-
-
-def _ordered(rows: Sequence[Values]) -> list[Values]:
-    """The best first: those that trained longest, by their loss."""
-
-    def key(row: Values) -> tuple[bool, int, float, int]:
-        loss = row["loss"]
-        return (loss is None, -row["step"], loss if loss is not None else 0.0, row["trial"])
-
-    return sorted(rows, key=key)
 
 
 def _status(row: Values) -> str:
@@ -105,11 +96,11 @@ def _ending(value: Values) -> list[str]:
         return ["Every trial diverged or failed. Lower the learning rates, or see the logs of the trials."]
     values = ", ".join(f"{path} {plain(item)}" for path, item in winner["values"].items()) or "the config"
     seeds = winner["seeds"]
-    loss = f"{value['metric']} {loss_text(winner['loss'])}"
+    found = f"{value['metric']} {loss_text(winner['score'])}"
     if seeds:
-        loss = f"{value['metric']} {mean_text(seeds)} (mean and standard error of {seeds['n']} seeds"
-        loss += f", standard deviation {loss_text(seeds['standard_deviation'])})"
-    lines = [f"Best: trial {winner['trial']}, {values}: {loss}."]
+        found = f"{value['metric']} {mean_text(seeds)} (mean and standard error of {seeds['n']} seeds"
+        found += f", standard deviation {loss_text(seeds['standard_deviation'])})"
+    lines = [f"Best: trial {winner['trial']}, {values}: {found}."]
     close = [str(number) for number in winner["not_distinguishable_from"]]
     if close:
         noun = "trial" if len(close) == 1 else "trials"

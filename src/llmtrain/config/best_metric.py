@@ -54,6 +54,11 @@ def is_better(metric: str, value: float, best: float | None) -> bool:
     return value < best
 
 
+def metric_name(metric: str) -> str:
+    """`acc` of tasks/NAME/acc; without a filter, which is part of the name."""
+    return metric.split("/")[-1].split(".")[0]
+
+
 def task_of(metric: str) -> str | None:
     """The task whose score a metric is; None for one of the validation data."""
     parts = metric.split("/")

@@ -191,19 +191,16 @@ class TrainerSection(Section):
                 ("best_metric",),
                 f"trainer.best_metric must be a metric of the evaluations ({known}), got '{self.best_metric}'.",
             )
+        for field, text in self.missing(self.best_metric):
+            yield (("best_metric", field), f"trainer.best_metric is {self.best_metric}, {text}")
+
+    def missing(self, metric: str) -> Iterator[tuple[str, str]]:
+        """Why evaluations do not write a metric that they could write: the field that decides, and what to do."""
         is_of_tokens = isinstance(self.objective, NextTokenSection)
-        is_missing = self.best_metric in (OF_PAIRS if is_of_tokens else OF_TOKENS)
+        is_missing = metric in (OF_PAIRS if is_of_tokens else OF_TOKENS)
         if is_missing and not isinstance(self.objective, PluginObjectiveSection):
-            yield (
-                ("best_metric", "objective"),
-                f"trainer.best_metric is {self.best_metric}, which trainer.objective {self.objective.name} does not "
-                "measure.",
-            )
-        task = task_of(self.best_metric)
+            yield "objective", f"which trainer.objective {self.objective.name} does not measure."
+        task = task_of(metric)
         scored = {spec.name for spec in self.eval_tasks.specs()} if self.eval_tasks else set()
         if task is not None and task not in scored:
-            yield (
-                ("best_metric", "eval_tasks"),
-                f"trainer.best_metric is {self.best_metric}, and the task '{task}' is not in trainer.eval_tasks.tasks. "
-                "Add it there.",
-            )
+            yield "eval_tasks", f"and the task '{task}' is not in trainer.eval_tasks.tasks. Add it there."

@@ -15,6 +15,7 @@ from llmtrain.core.env import FAULT, FAULT_FILE
 
 POINTS = (
     "prepare",
+    "reference",
     "forward",
     "loss",
     "after_backward",

@@ -13,11 +13,15 @@ from llmtrain.launch.pod_task import CODE_PATH
 def plugin_code(config: Config, source: str, with_code: str | None) -> tuple[CodeBundle | None, list[str]]:
     """The code to ship (`--with-code`), and warnings. Classes of the config that it contains are imported and their
     options validated; others must be in the image, which is not known here. `source`: the config, for messages."""
-    code = None
+    code = None if with_code is None else read_bundle(with_code)
+    return code, check_code(config, source, code, with_code)
+
+
+def check_code(config: Config, source: str, code: CodeBundle | None, with_code: str | None) -> list[str]:
+    """Check a config with code that was read already. Returns warnings."""
     modules = set()
     remedy = "--with-code DIR ships code that is not."
-    if with_code is not None:
-        code = read_bundle(with_code)
+    if code is not None:
         modules = {path.partition("/")[0].removesuffix(".py") for path in code.paths}
         remedy = f"It is not in --with-code {with_code}."
     shipped = []
@@ -30,7 +34,7 @@ def plugin_code(config: Config, source: str, with_code: str | None) -> tuple[Cod
             warnings.append(f"{choice.name} ({choice.field}) must be installed in the image {image}. {remedy}")
     if with_code and shipped:
         check_plugins(config, Document(source, {}), [import_directory(with_code)], chosen=shipped, unchecked=warnings)
-    return code, warnings
+    return warnings
 
 
 def script_reader(code: CodeBundle | None) -> ReadScript:

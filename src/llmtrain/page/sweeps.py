@@ -11,7 +11,7 @@ from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.lock import is_held
 from llmtrain.sweep.record import SweepDirectory, list_sweeps
 from llmtrain.sweep.show import describe
-from llmtrain.sweep.table import EQUAL
+from llmtrain.sweep.table import EQUAL, best_first
 
 MAX_REPORTED = 8
 
@@ -36,8 +36,8 @@ def sweep_details(root: str, name: str) -> Values:
 
 def best_runs(sweep: Values, root: str) -> list[RunDirectory]:
     """The runs of the best trials, as many as a report of a sweep shows."""
-    rows = [row for row in sweep["rows"] if row["loss"] is not None and row["has_files"] and row["status"] != EQUAL]
-    rows.sort(key=lambda row: (-row["step"], row["loss"], row["trial"]))
+    rows = [row for row in sweep["rows"] if row["score"] is not None and row["has_files"] and row["status"] != EQUAL]
+    rows = best_first(rows, sweep["is_higher_better"])
     return [RunDirectory(Path(root).expanduser() / row["run_id"]) for row in rows[:MAX_REPORTED]]
 
 

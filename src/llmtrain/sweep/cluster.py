@@ -16,12 +16,14 @@ from llmtrain.core.arguments import ClusterPlace
 from llmtrain.core.logs import warn
 from llmtrain.errors import ClusterError, ConfigError, LlmtrainError
 from llmtrain.kubernetes.client import Cluster
+from llmtrain.launch.code_bundle import CodeBundle
 from llmtrain.launch.job import config_map_name
 from llmtrain.launch.plan_job import plan_job
-from llmtrain.launch.plugin_code import plugin_code
+from llmtrain.launch.plugin_code import check_code
+from llmtrain.launch.pod_memory import memory_warnings
 from llmtrain.operate.cluster_run import ClusterRun
 from llmtrain.operate.observed_run import ObservedRun
-from llmtrain.operate.start import start_run
+from llmtrain.operate.start import plan_warnings, start_run
 from llmtrain.operate.status.container_exits import exit_histories
 from llmtrain.runs.state import RunState
 from llmtrain.sweep.jobs import Job
@@ -36,10 +38,11 @@ MOST_AWAY_SECONDS = 600.0
 class ClusterWorkers:
     poll_seconds = POLL_SECONDS
 
-    def __init__(self, sweep: SweepDirectory, place: ClusterPlace) -> None:
+    def __init__(self, sweep: SweepDirectory, place: ClusterPlace, code: CodeBundle | None) -> None:
         self._sweep = sweep
         self._cluster = Cluster.connect(place.kubeconfig, place.context)
-        self._namespace = place.namespace
+        self._code = code
+        self._warnings: set[str] = set()
         self._started: dict[str, Job] = {}
         self._errors: dict[str, dict[str, Any]] = {}
         self._away_since: float | None = None
@@ -86,17 +89,17 @@ class ClusterWorkers:
         return ClusterRun.find(self._cluster, job.run_id, namespace)
 
     def _namespace_of(self, config: Path) -> str:
-        named = load_config(config, for_launch=True).launch.namespace
-        return self._namespace or named or self._cluster.namespace
+        return load_config(config, for_launch=True).launch.namespace or self._cluster.namespace
 
     def _submit(self, job: Job, config: Path) -> None:
         overrides = [] if job.steps is None else [f"trainer.max_steps={job.steps}"]
         loaded = load_config(config, overrides, for_launch=True)
         loaded = loaded.with_values("launch", namespace=self._namespace_of(config))
-        code, warnings = plugin_code(loaded, str(config), None)
-        plan = plan_job(loaded, nonce=os.urandom(3).hex(), code=code)
-        for warning in (*warnings, *plan.warnings):
-            warn("SWEEP", warning)
+        plan = plan_job(loaded, nonce=os.urandom(3).hex(), code=self._code)
+        for warning in (*plan_warnings(plan, self._cluster.name), *memory_warnings(plan)):
+            if warning not in self._warnings:  # mostly the same ones for all trials
+                self._warnings.add(warning)
+                warn("SWEEP", warning)
         start_run(self._cluster, plan, resume=False)
 
     def _has_ended(self, job: Job) -> bool:
@@ -126,18 +129,25 @@ class ClusterWorkers:
             raise problem
 
 
-def check_launch(trials: Sequence[Trial], configs: TrialConfigs) -> None:
-    """Refuse trials that cannot be launched, with all problems at once. Asks no cluster."""
+def check_launch(
+    trials: Sequence[Trial], configs: TrialConfigs, code: CodeBundle | None, with_code: str | None
+) -> list[str]:
+    """Refuse trials that cannot be launched, with all problems at once. Asks no cluster. Returns warnings. `code`: the
+    files of the directory `with_code`, whose classes are imported here."""
     problems: dict[str, None] = {}
+    warnings: dict[str, None] = {}
     for trial in trials:
         config = configs.build(trial.values, trial.run_id)
         try:
-            code, _ = plugin_code(config, "the config", None)
+            warnings |= dict.fromkeys(check_code(config, "the config", code, with_code))
             plan_job(config, code=code)
+        except ConfigError as error:
+            problems |= dict.fromkeys(error.problems)
         except LlmtrainError as error:
             problems[error.what_and_known] = None
     if problems:
         raise ConfigError("the sweep", list(problems))
+    return list(warnings)
 
 
 def _is_complete(run: ClusterRun, job: Job) -> bool:

@@ -95,9 +95,9 @@ class _Driver:
         earlier = []
         for trial in self._state.trials:
             outcomes = self._state.outcomes.get(trial.run_id, [])
-            if trial.same_as is None:  # with halving, the loss at the last rung that it reached
-                earlier.append(Point(trial.values, outcomes[-1].loss if outcomes else None))
-        drawn = propose(sweep.space, sweep.spec.seed, earlier, len(numbers))
+            if trial.same_as is None:  # with halving, the score at the last rung that it reached
+                earlier.append(Point(trial.values, outcomes[-1].score if outcomes else None))
+        drawn = propose(sweep.space, sweep.spec, earlier, len(numbers))
         trials = number_trials(sweep.directory.name, drawn, sweep.configs, numbers.start)
         check_trials(sweep.spec, trials, sweep.configs)
         self._state.trials += trials
@@ -173,7 +173,7 @@ class _Driver:
 
     def _log(self, job: Job, outcome: Outcome) -> None:
         done = sum(len(rows) for rows in self._state.outcomes.values())
-        what = f"{self._sweep.spec.metric} {outcome.loss:.4f}" if outcome.loss is not None else outcome.status
+        what = f"{self._sweep.spec.metric} {outcome.score:.4f}" if outcome.score is not None else outcome.status
         if outcome.reason:
             what += f" ({outcome.reason})"
         seed = f", seed +{job.seed}" if job.seed else ""

@@ -8,9 +8,16 @@ of them finished first, or on how many workers.
 from collections.abc import Mapping, Sequence
 
 Ranking = tuple[float, int]
-"""(loss, trial number): the lower is better; equal losses are in the order of the trials."""
+"""(rank, trial number): the lower is better; equal ranks are in the order of the trials."""
 WORST = float("inf")
-"""The loss of a trial that diverged or failed."""
+"""The rank of a trial that diverged or failed."""
+
+
+def rank_of(score: float | None, is_higher_better: bool) -> float:
+    """A score as what is compared, of which the lower is better; None, of a trial without one, is the worst."""
+    if score is None:
+        return WORST
+    return -score if is_higher_better else score
 
 
 def rungs_to(max_steps: int, first: int, eta: int) -> list[int]:
@@ -31,12 +38,12 @@ def kept_of(trials: int, eta: int) -> int:
     return max(1, trials // eta)
 
 
-def promoted(losses: Mapping[int, float], eta: int) -> list[int]:
+def promoted(ranks: Mapping[int, float], eta: int) -> list[int]:
     """The trials of a complete rung that train on, best first: one in eta, and at least one. A trial that diverged is
     never promoted."""
-    ranking: list[Ranking] = sorted((loss, number) for number, loss in losses.items())
+    ranking: list[Ranking] = sorted((rank, number) for number, rank in ranks.items())
     kept = kept_of(len(ranking), eta)
-    return [number for loss, number in ranking[:kept] if loss < WORST]
+    return [number for rank, number in ranking[:kept] if rank < WORST]
 
 
 def steps_of(bracket: Sequence[int], rungs: Sequence[int], eta: int) -> int:

@@ -4,7 +4,7 @@ first, so a sweep ends with the same table on any number of them, and after any 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmtrain.sweep.halving import WORST, brackets_of, kept_of, promoted
+from llmtrain.sweep.halving import WORST, brackets_of, kept_of, promoted, rank_of
 from llmtrain.sweep.record import SweepState
 from llmtrain.sweep.spec import OPTUNA, OPTUNA_BATCH, SweepSpec
 from llmtrain.sweep.trials import Trial
@@ -36,6 +36,8 @@ class Budget:
     eta: int
     seeds: int
     finalists: int
+    is_higher_better: bool = False
+    """Of the metric."""
 
     @classmethod
     def of(cls, spec: SweepSpec, trials: int, rungs: Sequence[int]) -> "Budget":
@@ -47,7 +49,9 @@ class Budget:
             if spec.search == OPTUNA:
                 size = eta ** (len(rungs) - 1)
             size = spec.halving.bracket or size
-        return cls(trials, tuple(rungs) or (None,), min(size, trials), eta, spec.seeds, spec.finalists)
+        return cls(
+            trials, tuple(rungs) or (None,), min(size, trials), eta, spec.seeds, spec.finalists, spec.is_higher_better
+        )
 
     @property
     def brackets(self) -> list[range]:
@@ -92,17 +96,15 @@ def bracket_jobs(budget: Budget, state: SweepState, numbers: Sequence[int]) -> l
         if missing:
             return [Job(trial, trial.run_id, rung, steps) for trial in missing]
         if rung + 1 < len(budget.rungs):
-            losses = {trial.number: loss_at(state, trial.run_id, rung) for trial in members}
-            members = [state.trials[number] for number in promoted(losses, budget.eta)]
+            ranks = {trial.number: rank_at(budget, state, trial.run_id, rung) for trial in members}
+            members = [state.trials[number] for number in promoted(ranks, budget.eta)]
     return []
 
 
-def loss_at(state: SweepState, run_id: str, rung: int) -> float:
-    """What is compared: the metric, or WORST."""
+def rank_at(budget: Budget, state: SweepState, run_id: str, rung: int) -> float:
+    """What is compared; the lower the better."""
     outcome = state.outcome(run_id, rung)
-    if outcome is None or outcome.loss is None:
-        return WORST
-    return outcome.loss
+    return rank_of(outcome.score if outcome else None, budget.is_higher_better)
 
 
 def finalists(budget: Budget, state: SweepState) -> list[Trial]:
@@ -110,9 +112,9 @@ def finalists(budget: Budget, state: SweepState) -> list[Trial]:
     last = len(budget.rungs) - 1
     ranking = []
     for trial in state.trials:
-        loss = loss_at(state, trial.run_id, last)
-        if loss < WORST:
-            ranking.append((loss, trial.number))
+        rank = rank_at(budget, state, trial.run_id, last)
+        if rank < WORST:
+            ranking.append((rank, trial.number))
     return [state.trials[number] for _, number in sorted(ranking)[: budget.finalists]]
 
 

@@ -9,8 +9,10 @@ from typing import Any
 from llmtrain.core.install import install_command
 from llmtrain.core.seeds import derive_seed
 from llmtrain.errors import UsageError
+from llmtrain.sweep.halving import rank_of
 from llmtrain.sweep.search import Distinct, Point, draw
 from llmtrain.sweep.space import Integers, Logarithmic, Space, SpaceField, Uniform, Values
+from llmtrain.sweep.spec import SweepSpec
 
 _MOST_DRAWS = 50
 
@@ -23,14 +25,15 @@ def check_installed() -> None:
         )
 
 
-def propose(space: Space, seed: int, earlier: Sequence[Point], trials: int) -> list[Values]:
+def propose(space: Space, spec: SweepSpec, earlier: Sequence[Point], trials: int) -> list[Values]:
     """The values of the next trials, given all earlier ones in order of their number."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = optuna.samplers.TPESampler(seed=derive_seed(seed, "optuna", len(earlier)) % 2**32)
-    study = optuna.create_study(sampler=sampler)
-    worst = max((point.loss for point in earlier if point.loss is not None), default=0.0)
+    sampler = optuna.samplers.TPESampler(seed=derive_seed(spec.seed, "optuna", len(earlier)) % 2**32)
+    study = optuna.create_study(sampler=sampler, direction="maximize" if spec.is_higher_better else "minimize")
+    scores = [point.score for point in earlier if point.score is not None]
+    worst = max(scores, key=lambda score: rank_of(score, spec.is_higher_better), default=0.0)
     found = Distinct()
     for point in earlier:
         found.add(point.values)
@@ -39,7 +42,7 @@ def propose(space: Space, seed: int, earlier: Sequence[Point], trials: int) -> l
             optuna.trial.create_trial(
                 params={path: _as_parameter(each, point.values[path]) for path, each in told.items()},
                 distributions={path: _distribution(each) for path, each in told.items()},
-                value=worst if point.loss is None else point.loss,
+                value=worst if point.score is None else point.score,
             )
         )
     before = len(found.values)
@@ -53,7 +56,7 @@ def propose(space: Space, seed: int, earlier: Sequence[Point], trials: int) -> l
                 values[each.path] = _suggest(asked, each)
         found.add(values)
     proposed = found.values[before:]
-    for values in draw(space, "halton", seed, before + trials):  # where the sampler repeats itself
+    for values in draw(space, "halton", spec.seed, before + trials):  # where the sampler repeats itself
         if len(proposed) < trials and found.add(values):
             proposed.append(values)
     return proposed

@@ -56,9 +56,10 @@ def _finished(view: RunView, metric: str, steps: int | None) -> Outcome | None:
     if not result or not is_complete or not result.get("state_sha256"):
         return None
     values = [row[metric] for row in view.rows if row.get(metric) is not None and row["step"] <= reached]
-    loss = finite(values[-1]) if values else None
-    if loss is None:
+    score = finite(values[-1]) if values else None
+    if score is None:
         raise TrainingFailed(
-            f"No evaluation of run '{view.run.run_id}' wrote {metric}.", remedy="Start a sweep with metric val/loss."
+            f"No evaluation of run '{view.run.run_id}' wrote {metric}.",
+            remedy="Start a sweep with another --metric, such as val/loss.",
         )
-    return Outcome(FINISHED, reached, loss, integer(result.get("tokens")), str(result["state_sha256"]))
+    return Outcome(FINISHED, reached, score, integer(result.get("tokens")), str(result["state_sha256"]))

@@ -15,6 +15,7 @@ from llmtrain.core.files import is_there
 from llmtrain.core.text import first_names
 from llmtrain.distributed.machine_limits import omp_threads
 from llmtrain.errors import ConfigError, UsageError
+from llmtrain.launch.code_bundle import CodeBundle, read_bundle
 from llmtrain.runs.directory import check_writable, new_run_id
 from llmtrain.sweep.halving import rungs_to
 from llmtrain.sweep.jobs import Budget
@@ -45,6 +46,8 @@ class Sweep:
     """Path of the config file, or name of the preset; None if a program passed the config."""
     threads: int | None
     is_launched: bool
+    code: CodeBundle | None = None
+    """What is shipped to the pods of a launched sweep."""
 
     @property
     def search_path(self) -> str:
@@ -63,13 +66,14 @@ class Sweep:
             "config": self.source,
             "threads": self.threads,
             "is_launched": self.is_launched,
+            "code_sha256": self.code.sha256 if self.code else None,
         }
 
     def create(self, trials: Sequence[Trial]) -> None:
         """Record it, with the trials that are known."""
         document = self.configs.document
         base = {"source": document.source, "document": document.values, "shared": self.configs.shared}
-        self.directory.create(self.as_dict(), base, trials)
+        self.directory.create(self.as_dict(), base, trials, self.code.contents if self.code else None)
 
 
 def prepare(
@@ -78,10 +82,12 @@ def prepare(
     config: ConfigSource | None,
     overrides: Sequence[Any] = (),
     launch_root: str | None = None,
+    with_code: str | None = None,
 ) -> tuple[Sweep, list[Trial]]:
     """A new sweep, and its trials as far as they are known before the first one. Nothing is written yet. `overrides`:
     those of the command line, which come after those of the spec. `launch_root`: train on a cluster, and keep the
-    record and the fetched metrics in this directory; output.root_dir is one of the pods."""
+    record and the fetched metrics in this directory; output.root_dir is one of the pods. `with_code`: directory of code
+    to ship to them."""
     launch = launch_root is not None
     if spec.search == OPTUNA:
         check_installed()
@@ -101,7 +107,8 @@ def prepare(
     budget = _budget(spec, space, base.trainer)
     source = str(config) if isinstance(config, str | Path) else None
     configs = TrialConfigs(document, shared, launch)
-    sweep = Sweep(directory, spec, space, budget, configs, base, source, threads, launch)
+    code = None if with_code is None else read_bundle(with_code)
+    sweep = Sweep(directory, spec, space, budget, configs, base, source, threads, launch, code)
     trials = _first_trials(sweep)
     check_trials(spec, trials, configs)
     _check_free(sweep)
@@ -120,7 +127,19 @@ def reopen(directory: SweepDirectory, config: ConfigSource | None = None) -> Swe
     configs = TrialConfigs(document, shared, is_launched)
     base = load_config(document.values, shared, for_launch=is_launched)
     budget = Budget.of(spec, recorded["trials"], recorded["rungs"])
-    sweep = Sweep(directory, spec, space, budget, configs, base, recorded["config"], recorded["threads"], is_launched)
+    code_sha256 = recorded.get("code_sha256")
+    sweep = Sweep(
+        directory,
+        spec,
+        space,
+        budget,
+        configs,
+        base,
+        recorded["config"],
+        recorded["threads"],
+        is_launched,
+        directory.read_code(code_sha256) if code_sha256 else None,
+    )
     _check_unchanged(sweep, config)
     return sweep
 

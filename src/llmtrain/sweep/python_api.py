@@ -25,9 +25,9 @@ class SweepResult:
     name: str
     path: Path
     rows: list[dict[str, Any]] = field(repr=False)
-    """One per trial, in order of their numbers: `trial`, `values`, `status`, `step`, `loss`, `seeds`, ..."""
+    """One per trial, in order of their numbers: `trial`, `values`, `status`, `step`, `score`, `seeds`, ..."""
     winner: dict[str, Any] | None
-    """The best trial: its number, run id, values and loss. None if every trial diverged or failed."""
+    """The best trial: its number, run id, values and score (the metric). None if every trial diverged or failed."""
 
     @property
     def best_config(self) -> Config | None:
@@ -56,7 +56,8 @@ def run_sweep(
     space: as for --space, or a dict such as {"trainer.lr": "log(1e-3,1e-1)", "model.n_layers": [4, 8]}.
     trials: number of trials. parallel: trials at a time. search: halton, random, grid or optuna.
     halving: least number of steps after which trials are compared, or a dict with `first_rung`, `eta` and `bracket`.
-    seeds: seeds per finalist; without a space, of the config. metric: val/loss, val/perplexity or val/bits_per_byte.
+    seeds: seeds per finalist; without a space, of the config. metric: what is compared, as for
+    trainer.best_metric.
     name: name of the sweep. resume: name of a sweep to continue, in the directory `root`, instead of all of these.
 
     Raises Interrupted if it was stopped by SIGTERM or Ctrl-C and can be continued.

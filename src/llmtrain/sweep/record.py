@@ -4,6 +4,7 @@ runs/<sweep>/
   sweep.json     what was asked for, and the threads per trial; never changes
   trials.json    the trials with their values, and the outcomes so far; replaced after each outcome
   usage.json     seconds and cost of each outcome, which no decision depends on
+  code/          the files of --with-code, which all trials are launched with
   configs/       base.json, the config that all trials share, and that of each run that was started, as the user wrote
                  them: they may contain passwords, so only the user reads them
   logs/          what the runs print, a .log and a .json per run
@@ -17,7 +18,7 @@ runs/<sweep>-<N>-s<K>/  the same config with another seed
 import re
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import Any
 from llmtrain.config.section import RUN_ID_PATTERN
 from llmtrain.core.files import fsync_dir, is_there, read_json, write_json
 from llmtrain.errors import CheckpointError, UsageError, nearest
+from llmtrain.launch.code_bundle import CodeBundle, bundle_sha256
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.sweep.trials import Trial
 
@@ -41,7 +43,7 @@ class Outcome:
     status: str
     """FINISHED, DIVERGED or FAILED."""
     step: int
-    loss: float | None
+    score: float | None
     """The metric at this step; None if it diverged or failed."""
     tokens: int | None
     state_sha256: str | None
@@ -109,6 +111,10 @@ class SweepDirectory:
         return self.path / "best.yaml"
 
     @property
+    def code(self) -> Path:
+        return self.path / "code"
+
+    @property
     def lock(self) -> Path:
         return self.path / "lock"
 
@@ -131,8 +137,15 @@ class SweepDirectory:
         except OSError:
             return False
 
-    def create(self, spec: dict[str, Any], base: dict[str, Any], trials: Sequence[Trial]) -> None:
-        """Create it with its first files, all at once: a directory that exists is complete."""
+    def create(
+        self,
+        spec: dict[str, Any],
+        base: dict[str, Any],
+        trials: Sequence[Trial],
+        code: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Create it with its first files, all at once: a directory that exists is complete. `code`: path -> content of
+        the files to launch with."""
         partial = self.path.with_name(f".{self.name}.{secrets.token_hex(4)}.tmp")
         try:
             partial.mkdir(parents=True)
@@ -141,6 +154,10 @@ class SweepDirectory:
             write_json(partial / self.base.parent.name / self.base.name, base)
             write_json(partial / self.spec.name, spec)
             write_json(partial / self.trials.name, SweepState(list(trials), {}).as_dict())
+            for name, content in (code or {}).items():
+                path = partial / self.code.name / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
             if is_there(self.path):
                 raise already_exists(self)
             partial.rename(self.path)
@@ -168,6 +185,17 @@ class SweepDirectory:
 
     def write_state(self, state: SweepState) -> None:
         write_json(self.trials, state.as_dict())
+
+    def read_code(self, sha256: str) -> CodeBundle:
+        """The code that the sweep was started with."""
+        found = {}
+        with suppress(OSError):
+            for path in self.code.rglob("*"):
+                if path.is_file():
+                    found[path.relative_to(self.code).as_posix()] = path.read_bytes()
+        if bundle_sha256(found) != sha256:
+            raise _damaged(self.code)
+        return CodeBundle(sha256, tuple(sorted(found)), found)
 
     def read_usage(self) -> dict[str, dict[str, Any]]:
         values = read_json(self.usage)

@@ -17,7 +17,7 @@ class Point:
     """The outcome of an earlier trial, for a search that learns from it."""
 
     values: Values
-    loss: float | None
+    score: float | None
     """None for a trial that diverged or failed."""
 
 

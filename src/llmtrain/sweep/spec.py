@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, ValidationError
 
+from llmtrain.config.best_metric import VAL_LOSS, is_higher_better, is_known, known_metrics
 from llmtrain.config.document import Document, read_document
 from llmtrain.config.load import flat_overrides
 from llmtrain.config.problems import describe_error
@@ -17,8 +18,6 @@ from llmtrain.sweep.space import Space, read_space
 
 MAX_NAME = 30
 """Characters of a name: a trial adds its number and perhaps a seed, and is a run id."""
-METRICS = ("val/loss", "val/perplexity", "val/bits_per_byte")
-"""What an evaluation writes; the lower the better."""
 GRID = "grid"
 OPTUNA = "optuna"
 OPTUNA_BATCH = 8
@@ -56,23 +55,24 @@ class SweepSpec(Section):
     trials: PositiveInt | None = None
     """Number of trials. null means all combinations of a grid, and 1 without a space."""
     seeds: Annotated[int, Field(ge=1, le=100)] = 1
-    """Runs per finalist, each with another run.seed: their losses have a mean and a standard error."""
+    """Runs per finalist, each with another run.seed: their scores have a mean and a standard error."""
     finalists: Annotated[int, Field(ge=1, le=100)] = 3
     """The best trials that are trained with several seeds."""
-    metric: str = "val/loss"
-    """What is compared: val/loss, val/perplexity or val/bits_per_byte of the evaluation at a trial's last step. The
-    lower the better."""
+    metric: str = VAL_LOSS
+    """What is compared, of the evaluation at a trial's last step: any metric that trainer.best_metric accepts. Of some
+    the lower is better (val/loss), of others the higher (tasks/NAME/acc)."""
     halving: HalvingSection | None = None
     """Successive halving; null trains every trial to its end."""
     seed: CountOrZero = 0
     """Seed of the search. run.seed is that of the trials."""
 
     def problems(self) -> Iterator[Problem]:
-        if self.metric not in METRICS:
-            known = ", ".join(METRICS)
+        if not is_known(self.metric):
+            known = list(known_metrics())
             yield (
                 ("metric",),
-                f"metric '{self.metric}' is written by no evaluation.{nearest(self.metric, METRICS)} Known: {known}.",
+                f"metric '{self.metric}' is written by no evaluation.{nearest(self.metric, known)} "
+                f"Known: {', '.join(known)}.",
             )
         if self.space and self.trials is None and self.search != GRID:
             yield (("trials",), "trials is missing: say how many (--trials 27), or choose search grid.")
@@ -85,6 +85,10 @@ class SweepSpec(Section):
                 ("space", "seeds"),
                 "there is nothing to compare: pass a space (--space), or several seeds (--seeds 3).",
             )
+
+    @property
+    def is_higher_better(self) -> bool:
+        return is_higher_better(self.metric)
 
     def overrides(self) -> list[tuple[str, Any]]:
         """`set` as load_config takes it."""

@@ -7,6 +7,7 @@ from typing import Any
 from llmtrain.config.document import dump_document
 from llmtrain.core.redact import redact_values
 from llmtrain.runs.groups import is_distinguishable, sample_statistics
+from llmtrain.sweep.halving import rank_of
 from llmtrain.sweep.jobs import Budget, finalists, next_jobs, seed_run_id
 from llmtrain.sweep.record import FINISHED, Outcome, SweepState
 from llmtrain.sweep.spec import SweepSpec
@@ -31,6 +32,7 @@ def make_table(name: str, spec: SweepSpec, budget: Budget, state: SweepState) ->
     return {
         "name": name,
         "metric": spec.metric,
+        "is_higher_better": budget.is_higher_better,
         "fields": list(spec.space),
         "rungs": [steps for steps in budget.rungs if steps is not None],
         "trials": budget.trials,
@@ -41,12 +43,12 @@ def make_table(name: str, spec: SweepSpec, budget: Budget, state: SweepState) ->
 
 
 def winner(rows: Sequence[Row], budget: Budget, state: SweepState) -> Row | None:
-    """The best finalist: by the mean over its seeds if there are several, else by its loss. None if every trial
+    """The best finalist: by the mean over its seeds if there are several, else by its score. None if every trial
     diverged or failed."""
     candidates = [rows[trial.number] for trial in finalists(budget, state)]
     if not candidates:
         return None
-    ranked = sorted(candidates, key=_rank)
+    ranked = sorted(candidates, key=lambda row: _rank(row, budget.is_higher_better))
     best = ranked[0]
     close = []
     for row in ranked[1:]:
@@ -56,11 +58,24 @@ def winner(rows: Sequence[Row], budget: Budget, state: SweepState) -> Row | None
         "trial": best["trial"],
         "run_id": best["run_id"],
         "values": best["values"],
-        "loss": best["loss"],
+        "score": best["score"],
         "state_sha256": best["state_sha256"],
         "seeds": best["seeds"],
         "not_distinguishable_from": close,
     }
+
+
+def best_first(rows: Sequence[Row], is_higher_better: bool) -> list[Row]:
+    """Rows for people: those that trained longest, by their score; then those without one."""
+    return sorted(
+        rows,
+        key=lambda row: (
+            row["score"] is None,
+            -row["step"],
+            rank_of(row["score"], is_higher_better),
+            row["trial"],
+        ),
+    )
 
 
 def best_config(trial: Trial, configs: TrialConfigs) -> str:
@@ -84,8 +99,8 @@ def _row(trial: Trial, budget: Budget, state: SweepState) -> Row:
         "status": _status(trial, last, len(outcomes) == len(budget.rungs)),
         "reason": last.reason if last else None,
         "step": last.step if last else 0,
-        "loss": last.loss if last else None,
-        "losses": [outcome.loss for outcome in outcomes],
+        "score": last.score if last else None,
+        "scores": [outcome.score for outcome in outcomes],
         "tokens": last.tokens if last else None,
         "state_sha256": last.state_sha256 if last else None,
         "seeds": _seed_statistics(trial, outcomes, budget, state),
@@ -111,14 +126,14 @@ def _seed_statistics(trial: Trial, outcomes: Sequence[Outcome], budget: Budget, 
             found.append(outcome)
     if not found or not outcomes:
         return None
-    losses = [outcome.loss for outcome in (outcomes[-1], *found)]
-    known = [loss for loss in losses if loss is not None]
-    return {**sample_statistics(known), "diverged": len(losses) - len(known), "losses": losses}
+    scores = [outcome.score for outcome in (outcomes[-1], *found)]
+    known = [score for score in scores if score is not None]
+    return {**sample_statistics(known), "diverged": len(scores) - len(known), "scores": scores}
 
 
-def _rank(row: Row) -> tuple[int, float, int]:
+def _rank(row: Row, is_higher_better: bool) -> tuple[int, float, int]:
     """A finalist that diverges with some seed is behind those that do not."""
     seeds = row["seeds"]
     if not seeds:
-        return (0, row["loss"], row["trial"])
-    return (seeds["diverged"], seeds["mean"], row["trial"])
+        return (0, rank_of(row["score"], is_higher_better), row["trial"])
+    return (seeds["diverged"], rank_of(seeds["mean"], is_higher_better), row["trial"])

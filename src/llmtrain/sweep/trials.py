@@ -5,9 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmtrain.config.data import DataSection, ExampleDataSection
+from llmtrain.config.best_metric import metric_name, task_of
+from llmtrain.config.data import DataSection
 from llmtrain.config.document import Document
 from llmtrain.config.load import Override, build_config
+from llmtrain.config.mixture import has_examples
 from llmtrain.config.schema import Config
 from llmtrain.config.trainer import TrainerSection
 from llmtrain.core.text import first_names, plural
@@ -15,6 +17,7 @@ from llmtrain.errors import ConfigError
 from llmtrain.sweep.halving import rungs_to
 from llmtrain.sweep.space import Values
 from llmtrain.sweep.spec import HalvingSection, SweepSpec
+from llmtrain.training.tasks.item_kinds import file_metrics
 
 _OF_THE_SWEEP = {
     "output.run_id": "the sweep names its trials",
@@ -95,10 +98,25 @@ def check_trials(spec: SweepSpec, trials: Sequence[Trial], configs: TrialConfigs
 
 
 def _problems(spec: SweepSpec, data: DataSection, trainer: TrainerSection) -> Iterator[str]:
-    if spec.metric == "val/bits_per_byte" and isinstance(data, ExampleDataSection):
+    for _, text in trainer.missing(spec.metric):
+        yield f"metric is {spec.metric}, {text}"
+    yield from _task_problems(spec.metric, trainer)
+    if spec.metric == "val/bits_per_byte" and has_examples(data):
         yield f"metric val/bits_per_byte is not written with data {data.name}, but for text only. Use val/loss."
     if spec.halving:
         yield from _schedule_problems(trainer, spec.halving)
+
+
+def _task_problems(metric: str, trainer: TrainerSection) -> Iterator[str]:
+    """A score that a task does not have. The metrics of stock tasks are known only when they have been loaded."""
+    name = metric_name(metric)
+    for task in trainer.eval_tasks.specs() if trainer.eval_tasks else ():
+        if task.name != task_of(metric) or task.is_stock:
+            continue
+        metrics = file_metrics(task)
+        if metrics is not None and name not in metrics:
+            known = ", ".join(f"tasks/{task.name}/{each}" for each in metrics)
+            yield f"metric is {metric}, and the task '{task.name}' has no such metric. Known: {known}."
 
 
 def _schedule_problems(trainer: TrainerSection, halving: HalvingSection) -> Iterator[str]:

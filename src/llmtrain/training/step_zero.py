@@ -2,9 +2,11 @@
 
 from llmtrain.core.logs import warn
 from llmtrain.data.cache_dir import token_cache_dir
-from llmtrain.errors import CheckpointError
+from llmtrain.data.preferences.pair_batches import References
+from llmtrain.errors import CheckpointError, Interrupted
 from llmtrain.training.components import Components
 from llmtrain.training.context import RunContext
+from llmtrain.training.interruption import add_resume_hint
 from llmtrain.training.model_handle import ModelHandle
 from llmtrain.training.objectives.references import (
     ReferenceModel,
@@ -36,11 +38,23 @@ def prepare_references(context: RunContext, components: Components, model: Model
         reference = _rebuilt(context, components, model, recorded)
         store = ReferenceStore.of_key(cache_dir, reference.key)
     if found is None:
-        found = compute_references(components, model, world, lambda: world.control.any(context.stop.requested))
-        values = found
-        world.control.on_rank0(lambda: store.write(values))
+        found = _computed(context, components, model, store)
     components.recorded["reference"] = reference.as_dict()
     return with_references(components, found)
+
+
+def _computed(
+    context: RunContext, components: Components, model: ModelHandle, store: ReferenceStore
+) -> dict[str, References]:
+    """The log-probabilities by the model as it is now, which the store then has."""
+    control = context.world.control
+    try:
+        found = compute_references(components, model, context.world, lambda: control.any(context.stop.requested), store)
+    except Interrupted as error:
+        add_resume_hint(context, error, step=0)
+        raise
+    control.on_rank0(lambda: store.finish(found))
+    return found
 
 
 def _recorded(context: RunContext) -> ReferenceModel | None:

@@ -38,7 +38,7 @@ export class SweepView {
 
   // The curves of the best trials so far. They are built again only when other trials are best.
   async showCurves(sweep) {
-    const started = ordered(sweep.rows).filter((row) => row.has_files && row.status !== "equal").slice(0, MAX_CURVES);
+    const started = ordered(sweep).filter((row) => row.has_files && row.status !== "equal").slice(0, MAX_CURVES);
     started.sort((a, b) => a.trial - b.trial);
     const keys = started.map((row) => row.key);
     if (!keys.length || keys.join() === this.keys) return;

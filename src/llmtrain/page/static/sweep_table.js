@@ -10,10 +10,10 @@ function shown(value) {
   return typeof value === "number" ? precise(value) : String(typeof value === "object" ? JSON.stringify(value) : value);
 }
 
-// The best first: those that trained longest, by their loss.
-export function ordered(rows) {
-  const rank = (row) => (row.loss === null ? Infinity : row.loss);
-  return [...rows].sort((a, b) => (a.loss === null) - (b.loss === null) || b.step - a.step || rank(a) - rank(b) || a.trial - b.trial);
+// The best first: those that trained longest, by their score.
+export function ordered(sweep, rows = sweep.rows) {
+  const rank = (row) => (row.score === null ? 0 : sweep.is_higher_better ? -row.score : row.score);
+  return [...rows].sort((a, b) => (a.score === null) - (b.score === null) || b.step - a.step || rank(a) - rank(b) || a.trial - b.trial);
 }
 
 function meanOf(seeds) {
@@ -24,10 +24,10 @@ function meanOf(seeds) {
 export function sweepTable(sweep, link) {
   const hasSeeds = sweep.rows.some((row) => row.seeds), hasCost = sweep.rows.some((row) => row.cost);
   const head = ["Trial", ...sweep.fields, "Status", "Step", sweep.metric, ...(hasSeeds ? ["Mean ± error"] : []), "Time", ...(hasCost ? ["Cost"] : [])];
-  const rows = ordered(sweep.rows).map((row) => {
+  const rows = ordered(sweep).map((row) => {
     const cells = [
       link(row) ? h("a", { href: link(row) }, String(row.trial)) : String(row.trial), ...sweep.fields.map((field) => shown(row.values[field])),
-      row.reason ? `${row.status} (${row.reason})` : row.status, count(row.step), loss(row.loss), ...(hasSeeds ? [meanOf(row.seeds)] : []),
+      row.reason ? `${row.status} (${row.reason})` : row.status, count(row.step), loss(row.score), ...(hasSeeds ? [meanOf(row.seeds)] : []),
       row.seconds === null ? "–" : duration(row.seconds), ...(hasCost ? [row.cost ? money(row.cost.cost, row.cost.currency) : "–"] : []),
     ];
     return h("tr", { class: sweep.winner?.trial === row.trial ? "best" : "" }, ...cells.map((cell) => h("td", null, cell)));
@@ -50,20 +50,20 @@ function axisOf(name, values) {
 }
 
 export function parallelCoordinates(sweep) {
-  const rows = sweep.rows.filter((row) => row.loss !== null);
+  const rows = sweep.rows.filter((row) => row.score !== null);
   if (!rows.length || !sweep.fields.length) return null;
   const axes = sweep.fields.map((field) => ({ ...axisOf(field, rows.map((row) => row.values[field])), of: (row) => row.values[field] }));
-  axes.push({ ...axisOf(sweep.metric, rows.map((row) => row.loss)), of: (row) => row.loss });
+  axes.push({ ...axisOf(sweep.metric, rows.map((row) => row.score)), of: (row) => row.score });
   const left = (index) => MARGIN + (index * (WIDTH - 2 * MARGIN)) / Math.max(1, axes.length - 1);
   const top = (share) => HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM);
-  const image = svg("svg", { class: "parallel", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": "Trials by their values and their loss" });
-  for (const row of ordered(rows).reverse()) {  // the best is drawn last, above the others
+  const image = svg("svg", { class: "parallel", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": "Trials by their values and their score" });
+  for (const row of ordered(sweep, rows).reverse()) {  // the best is drawn last, above the others
     const points = axes.flatMap((axis, index) => {
       const value = axis.of(row);
       return value === null || value === undefined ? [] : [`${left(index).toFixed(1)},${top(axis.at(value)).toFixed(1)}`];
     });
     const isBest = sweep.winner?.trial === row.trial;
-    image.append(svg("polyline", { class: isBest ? "best" : row.status, points: points.join(" ") }, svg("title", null, `trial ${row.trial}: ${loss(row.loss)}`)));
+    image.append(svg("polyline", { class: isBest ? "best" : row.status, points: points.join(" ") }, svg("title", null, `trial ${row.trial}: ${loss(row.score)}`)));
   }
   axes.forEach((axis, index) => {
     image.append(svg("line", { x1: left(index), x2: left(index), y1: top(0), y2: top(1) }));
@@ -78,7 +78,7 @@ export function sweepCards(sweep, link) {
   const lines = [];
   if (winner) {
     const values = Object.entries(winner.values).map(([field, value]) => `${field} ${shown(value)}`).join(", ") || "the config";
-    const found = winner.seeds ? `${meanOf(winner.seeds)} (${winner.seeds.n} seeds)` : loss(winner.loss);
+    const found = winner.seeds ? `${meanOf(winner.seeds)} (${winner.seeds.n} seeds)` : loss(winner.score);
     lines.push(h("p", null, h("b", null, `Best: trial ${winner.trial}, ${values}`), `, ${sweep.metric} ${found}.`));
     if (winner.not_distinguishable_from.length) lines.push(h("p", { class: "muted" }, `Not distinguishable from trial ${winner.not_distinguishable_from.join(", ")} (Welch's t-test, 5 %).`));
   } else if (sweep.is_complete) {
@@ -88,5 +88,5 @@ export function sweepCards(sweep, link) {
     lines.push(h("p", { class: "muted" }, `${sweep.is_running ? "Running" : "Interrupted"}: ${ended} of ${sweep.trials} trials ended, ${sweep.running} running.`));
   }
   const picture = parallelCoordinates(sweep);
-  return [card(null, ...lines), picture ? card("Values and loss", h("div", { class: "scroll" }, picture)) : null, card("Trials", sweepTable(sweep, link))].filter(Boolean);
+  return [card(null, ...lines), picture ? card(`Values and ${sweep.metric}`, h("div", { class: "scroll" }, picture)) : null, card("Trials", sweepTable(sweep, link))].filter(Boolean);
 }

@@ -3,7 +3,9 @@
 They are computed once, before the first step, with the model as the run has it: the same kernels, data type and
 packing, adapters of an earlier run included. So no second model is in memory, and a step has no second forward pass.
 
-    <cache_dir>/references/<key>.safetensors    train and val (pairs, 2) float32, NaN for pairs that are not used
+    <cache_dir>/references/
+      <key>.safetensors            train and val (pairs, 2) float32, NaN for pairs that are not used
+      <key>.partial.safetensors    the same while they are computed, NaN also for pairs that are missing
 
 A mixture has the pairs of all its sources there, one source after the other; its weights are not part of the key.
 
@@ -15,6 +17,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ import numpy as np
 import torch
 
 from llmtrain.checkpoint.state import model_tensors, state_sha256
+from llmtrain.core.fault_injection import inject_fault
 from llmtrain.core.files import is_there, write_bytes_atomic
 from llmtrain.core.logs import log, warn
 from llmtrain.core.progress import detail, phase
@@ -41,6 +45,8 @@ from llmtrain.training.model_handle import ModelHandle
 FORMAT_VERSION = 1
 SPLITS = ("train", "val")
 PROGRESS_SEC = 10.0
+SAVE_SEC = 30.0
+"""How often what has been computed is stored, which a killed run then need not compute again."""
 _LOCATION = ("path", "revision", "tokenizer_path", "local_files_only", "trust_remote_code")
 """Fields of a model that say where it is, and not what it is: the base model is known by its hash."""
 
@@ -58,6 +64,11 @@ class ReferenceStore:
     @property
     def key(self) -> str:
         return self.path.stem
+
+    @property
+    def partial(self) -> "ReferenceStore":
+        """The file with what has been computed so far."""
+        return ReferenceStore(self.path.with_name(f"{self.key}.partial.safetensors"))
 
     def read(self, counts: dict[str, int]) -> dict[str, References] | None:
         """The values of each split; None, with a warning, if the file is damaged. `counts`: pairs of each split."""
@@ -79,8 +90,8 @@ class ReferenceStore:
             return None
         return found
 
-    def write(self, values: dict[str, References]) -> None:
-        """A failure is a warning: the run goes on, and a resumed run computes them again."""
+    def write(self, values: dict[str, References]) -> bool:
+        """Whether it was written. A failure is a warning: the run goes on, and a resumed run computes them again."""
         from safetensors.numpy import save
 
         try:
@@ -92,6 +103,14 @@ class ReferenceStore:
                 f"the reference log-probabilities could not be stored in {self.path.parent} "
                 f"({problem.strerror or problem}); a resumed run computes them again",
             )
+            return False
+        return True
+
+    def finish(self, values: dict[str, References]) -> None:
+        """Write all values, which replace those of the partial file."""
+        self.write(values)
+        with suppress(OSError):
+            self.partial.path.unlink(missing_ok=True)
 
 
 def _sha256(values: dict[str, References]) -> str:
@@ -170,9 +189,7 @@ def _by_source(components: Components, references: dict[str, References], split:
 
 def read_references(store: ReferenceStore, components: Components, world: World) -> dict[str, References] | None:
     """The values of a store that is complete, on every rank."""
-    counts = {}
-    for split, sources in _batches(components).items():
-        counts[split] = sum(batches.samples.store.pair_count for batches in sources)
+    counts = _counts(components)
     found = world.control.on_rank0(lambda: store.read(counts))
     if found is not None:
         log("DATA", f"reference log-probabilities of {plural(sum(counts.values()), 'pair')} from {store.path}")
@@ -180,17 +197,72 @@ def read_references(store: ReferenceStore, components: Components, world: World)
 
 
 def compute_references(
-    components: Components, model: ModelHandle, world: World, stop: Callable[[], bool]
+    components: Components,
+    model: ModelHandle,
+    world: World,
+    stop: Callable[[], bool],
+    store: ReferenceStore | None = None,
 ) -> dict[str, References]:
-    """The values of both splits, by the model as it is now, on every rank."""
+    """The values of both splits, by the model as it is now, on every rank. What an interrupted or killed run has left
+    in the partial file of `store` is not computed again."""
     phase("computing reference log-probabilities")
     started = time.monotonic()
-    found = {}
-    for split, sources in _batches(components).items():
-        found[split] = np.concatenate([_of_source(split, batches, model, world, stop) for batches in sources])
-    pairs = sum(int(np.isfinite(values[:, 0]).sum()) for values in found.values())
-    log("DATA", f"reference log-probabilities of {plural(pairs, 'pair')} in {time.monotonic() - started:.1f} s")
+    batches = _batches(components)
+    counts = _counts(components)
+    found = None
+    if store is not None:
+        partial = store.partial
+        found = world.control.on_rank0(lambda: partial.read(counts))
+    if found is None:
+        found = {split: np.full((count, 2), np.nan, dtype=np.float32) for split, count in counts.items()}
+    before = _known(found)
+    if store is not None and before:
+        log("DATA", f"reference log-probabilities of {plural(before, 'pair')} from {store.partial.path}")
+    parts = _Parts(found, store if world.is_first else None)
+    by_source = {split: _by_source(components, found, split) for split in batches}
+    try:
+        for split, sources in batches.items():
+            for each, values in zip(sources, by_source[split], strict=True):
+                _compute_source(split, each, values, model, world, stop, parts)
+    except Interrupted:
+        parts.save()
+        raise
+    for split, sources in batches.items():
+        for each, values in zip(sources, by_source[split], strict=True):
+            _check_finite(values, each)
+    seconds = time.monotonic() - started
+    log("DATA", f"reference log-probabilities of {plural(_known(found) - before, 'pair')} in {seconds:.1f} s")
     return found
+
+
+def _known(values: dict[str, References]) -> int:
+    return sum(int(np.isfinite(each).all(axis=1).sum()) for each in values.values())
+
+
+class _Parts:
+    """The values while they are computed. With a store they are saved from time to time."""
+
+    def __init__(self, values: dict[str, References], store: ReferenceStore | None) -> None:
+        self.values = values
+        self._store = store
+        self._saved_at = time.monotonic()
+
+    def save_if_due(self) -> None:
+        if time.monotonic() - self._saved_at > SAVE_SEC:
+            self.save()
+
+    def save(self) -> None:
+        if self._store is not None and _known(self.values) and not self._store.partial.write(self.values):
+            self._store = None  # it has warned, and the next attempt would fail as well
+        self._saved_at = time.monotonic()
+
+
+def _counts(components: Components) -> dict[str, int]:
+    """Pairs of each split, of all sources."""
+    return {
+        split: sum(batches.samples.store.pair_count for batches in sources)
+        for split, sources in _batches(components).items()
+    }
 
 
 def _batches(components: Components) -> dict[str, list[PairEvalBatches]]:
@@ -211,32 +283,40 @@ def _batches(components: Components) -> dict[str, list[PairEvalBatches]]:
 
 
 @torch.no_grad()
-def _of_source(
-    split: str, batches: PairEvalBatches, model: ModelHandle, world: World, stop: Callable[[], bool]
-) -> References:
-    """Batches are distributed over the ranks in rounds, as in `evaluate`."""
-    values = np.full((batches.samples.store.pair_count, 2), np.nan, dtype=np.float32)
-    count = len(batches)
+def _compute_source(
+    split: str,
+    batches: PairEvalBatches,
+    values: References,
+    model: ModelHandle,
+    world: World,
+    stop: Callable[[], bool],
+    parts: _Parts,
+) -> None:
+    """Fill in what is missing of `values`, a part of the values of the split. Batches are distributed over the ranks in
+    rounds, as in `evaluate`. The values of a batch do not depend on the round, so those that an earlier start has
+    stored are left out."""
+    pairs = [batches.samples.pairs_of(batches.samples_of(index)) for index in range(len(batches))]
+    missing = [index for index, each in enumerate(pairs) if not np.isfinite(values[each]).all()]
+    done = len(pairs) - len(missing)
     logged = time.monotonic()
     with evaluating(model.parallel.module):
-        for first in range(0, count, world.world_size):
+        for first in range(0, len(missing), world.world_size):
             if stop():
                 raise Interrupted("Interrupted before step 1, while reference log-probabilities were computed.")
-            number = first + world.rank
-            batch = batches[number if number < count else first].to(world.device)
+            round_ = missing[first : first + world.world_size]
+            batch = batches[round_[world.rank] if world.rank < len(round_) else round_[0]].to(world.device)
             assert batch.pairs is not None
             sums = model.group_losses(batch, Groups(batch.pairs.answers, 2 * batch.pairs.total))
             by_rank = world.control.gather((-sums).float().cpu().numpy())
-            for rank, found in enumerate(by_rank[: count - first]):
-                values[batches.samples.pairs_of(batches.samples_of(first + rank))] = found.reshape(-1, 2)
-            text = (
-                f"reference log-probabilities, {split}: {min(count, first + world.world_size):,} of {count:,} batches"
-            )
+            for index, found in zip(round_, by_rank, strict=False):  # ranks without a batch of their own are left out
+                values[pairs[index]] = found.reshape(-1, 2)
+            done += len(round_)
+            parts.save_if_due()
+            inject_fault("reference", done)
+            text = f"reference log-probabilities, {split}: {done:,} of {len(pairs):,} batches"
             if not detail(text) and time.monotonic() - logged > PROGRESS_SEC:
                 logged = time.monotonic()
                 log("DATA", text)
-    _check_finite(values, batches)
-    return values
 
 
 def _check_finite(values: References, batches: PairEvalBatches) -> None:

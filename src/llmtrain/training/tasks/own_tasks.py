@@ -10,21 +10,18 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from llmtrain.core.seeds import derive_seed
 from llmtrain.data.records.base import BadRecord
 from llmtrain.data.records.open_file import open_records
 from llmtrain.errors import DataError, UsageError
 from llmtrain.training.tasks.answers import Prompt, answers
+from llmtrain.training.tasks.item_kinds import METRICS, SHAPES, Kind, kind_of
 from llmtrain.training.tasks.likelihoods import Request, log_likelihoods
 from llmtrain.training.tasks.score import TaskScore, items_sha256, mean, standard_error
 from llmtrain.training.tasks.task_model import Messages, TaskModel
 
-Kind = Literal["choices", "answers"]
-METRICS: dict[Kind, tuple[str, ...]] = {"choices": ("acc", "acc_norm"), "answers": ("exact_match", "contains")}
-_FIELDS: dict[Kind, set[str]] = {"choices": {"question", "choices", "answer"}, "answers": {"prompt", "answer"}}
-_SHAPES = '{"question", "choices", "answer"} or {"prompt", "answer"}'
 FEW_SHOT_SEED = 1234
 _BETWEEN = "\n\n"
 """Between an example and the next question."""
@@ -97,7 +94,7 @@ def read_task(path: Path, name: str, few_shot: int, limit: int | None) -> OwnTas
         place = f"{path}:{record.number}"
         if isinstance(record.value, BadRecord):
             raise DataError(f"{place}: {record.value.reason}.", remedy=record.value.remedy)
-        found = _kind(record.value, place)
+        found = kind_of(record.value, place)
         if kind is not None and found != kind:
             raise DataError(
                 f"{place}: a task has one kind of items, and the ones before are another kind.",
@@ -106,7 +103,7 @@ def read_task(path: Path, name: str, few_shot: int, limit: int | None) -> OwnTas
         kind = found
         items.append(_item(record.value, kind, place))
     if kind is None:
-        raise DataError(f"{path} has no items.", remedy=f"Each line must be {_SHAPES}.")
+        raise DataError(f"{path} has no items.", remedy=f"Each line must be {SHAPES}.")
     if few_shot >= len(items):
         raise UsageError(
             f"--tasks {name}:{few_shot} needs {few_shot} examples besides the item itself, and {path} has "
@@ -114,13 +111,6 @@ def read_task(path: Path, name: str, few_shot: int, limit: int | None) -> OwnTas
             remedy="Ask for fewer examples, or add items.",
         )
     return OwnTask(name, kind, items, few_shot, limit)
-
-
-def _kind(value: dict[str, Any], place: str) -> Kind:
-    for kind, fields in _FIELDS.items():
-        if fields <= value.keys():
-            return kind
-    raise DataError(f"{place}: an item must have the fields {_SHAPES}, got {', '.join(sorted(value)) or 'none'}.")
 
 
 def _item(value: dict[str, Any], kind: Kind, place: str) -> Item:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmtrain.config.best_metric import task_of
+from llmtrain.config.best_metric import metric_name, task_of
 from llmtrain.config.data import DataSection
 from llmtrain.config.task_specs import BUNDLED, TaskSpec
 from llmtrain.config.trainer import TrainerSection
@@ -13,14 +13,13 @@ from llmtrain.core.text import first_names
 from llmtrain.data.cache_dir import task_data_dir
 from llmtrain.errors import DataError, UsageError
 from llmtrain.hub.task_index import task_folder
+from llmtrain.training.tasks.item_kinds import file_of
 from llmtrain.training.tasks.own_tasks import OwnTask, read_task
 from llmtrain.training.tasks.score import TaskScore
 from llmtrain.training.tasks.task_model import TaskModel
 
 if TYPE_CHECKING:
     from llmtrain.training.tasks.stock_tasks import StockTasks
-
-BUNDLED_DIR = Path(__file__).with_name("bundled")
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def load_tasks(specs: Sequence[TaskSpec], directory: Path, limit: int | None) ->
         if spec.is_stock:
             stock.append(spec)
             continue
-        file = spec.file or BUNDLED_DIR / f"{spec.name}.jsonl"
+        file = file_of(spec)
         if not file.is_file():
             raise UsageError(f"--tasks: file {file} does not exist.", remedy=f"Tasks without a file: {_examples()}.")
         own.append(read_task(file, spec.name, spec.few_shot or 0, limit))
@@ -86,9 +85,8 @@ def _check_best_metric(trainer: TrainerSection, tasks: TaskSet) -> None:
     task = task_of(trainer.best_metric)
     if task is None:
         return
-    name = trainer.best_metric.split("/")[-1].split(".")[0]  # without a filter, which is part of the name
     metrics = tasks.metrics.get(task)
-    if metrics is not None and name not in metrics:
+    if metrics is not None and metric_name(trainer.best_metric) not in metrics:
         raise UsageError(
             f"trainer.best_metric is {trainer.best_metric}, and the task '{task}' has no such metric.",
             known=[f"tasks/{task}/{metric}" for metric in metrics],
