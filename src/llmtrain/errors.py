@@ -86,7 +86,7 @@ class LlmtrainError(Exception):
     ) -> None:
         """`like`: the word that is not in `known`; of a long list the message has only the names nearest to it."""
         self.what = what
-        self._like = like
+        self.like = like
         self.reason = reason
         self.known = sorted(known) if known is not None else None
         self.remedy = remedy
@@ -102,7 +102,7 @@ class LlmtrainError(Exception):
     def what_and_known(self) -> str:
         if self.known is None:
             return self.what
-        return f"{self.what} Known: {listed(self.known, self._like)}."
+        return f"{self.what} Known: {listed(self.known, self.like)}."
 
     def as_dict(self) -> dict[str, object]:
         return {

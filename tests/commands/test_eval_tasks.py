@@ -100,3 +100,49 @@ def test_bad_input_is_one_error(cli, items: Path, workdir: Path) -> None:
         assert done.code == code, f"{options}: {done.err}"
         assert done.out == ""
         assert "Traceback" not in done.err
+
+
+@pytest.mark.usefixtures("wide")
+def test_mistakes_are_found_before_a_model_is_loaded(cli, items: Path, workdir: Path) -> None:
+    """The weights of the run are damaged, which loading it would report."""
+    for path in (workdir / "runs" / "first" / "checkpoints").rglob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-8])
+    assert cli("eval", "first", "--tasks", items, "--json").json["error"] == "CheckpointError"
+    (workdir / "empty.jsonl").write_text("")
+    cases = [
+        ["first", "--file", "nowhere.txt"],
+        ["first", "nobody", "--tasks", items],
+        ["first", "--checkpoint", "step_3", "--tasks", items],
+        ["first", "--adapter", "x", "--tasks", items],
+        ["first", "--tasks", "nowhere.jsonl"],
+        ["first", "--tasks", "empty.jsonl"],
+        ["first", "--tasks", f"{items}:12"],
+        ["first", "--tasks", "helaswag"],
+        ["first", "--tasks", "hellaswag", "--tasks-dir", "nowhere"],
+        ["first", "--tasks", items, "--baseline", "nobody"],
+        ["first", "--tasks", items, "--baseline", "./nobody"],
+        ["first", "--tasks", items, "--baseline", "base"],
+        ["first", "--tasks", items, "--chat-template"],
+        ["first", "--tasks", items, "--device", "gpu"],
+    ]
+    damaged = cli("eval", "first", "--tasks", items, "--json").json["what"]
+    for words in cases:
+        done = cli("eval", *words, "--json")
+        assert done.code in (64, 65), f"{words}: {done.err}"
+        assert done.json["what"] != damaged, words
+
+
+@pytest.mark.usefixtures("wide")
+def test_what_a_model_could_not_read_is_said_of_each(cli, train, workdir: Path) -> None:
+    """Of several runs, and of the baseline."""
+    model = ["model.name=gpt", "model.n_layers=1", "model.n_heads=2", "model.block_size=64"]
+    assert train("output.run_id=narrow", *model).code == 0
+    long = {"question": "x" * 80, "choices": ["a", "b"], "answer": 0}
+    path = write_items(workdir / "own.jsonl", [long, {**long, "question": "x"}])
+    both = cli("eval", "first", "narrow", "--tasks", path)
+    assert "because narrow at step 4 reads less" in both.out
+    assert "because first" not in both.out
+    compared = cli("eval", "first", "--tasks", path, "--baseline", "narrow")
+    assert "because narrow reads less" in compared.out
+    found = cli("eval", "first", "--tasks", path, "--baseline", "narrow", "--json").json
+    assert (found["tasks"]["own"]["truncated"], found["baseline_truncated"]) == (0, {"own": 1})

@@ -23,9 +23,12 @@ SECTIONS = {
 }
 
 
-def gpt_model(kind: str = "gpt2", world: World | None = None, **options: Any) -> TaskModel:
+def gpt_model(
+    kind: str = "gpt2", world: World | None = None, block_size: int | None = None, **options: Any
+) -> TaskModel:
     """A random model of bytes, whose outputs depend on its inputs."""
-    adapter = GPTAdapter(SECTIONS[kind], 256)
+    section = SECTIONS[kind]
+    adapter = GPTAdapter(section.model_copy(update={"block_size": block_size or section.block_size}), 256)
     torch.manual_seed(0)
     return task_model(adapter, randomized(adapter.build()), ByteTokenizer(), world, **options)
 

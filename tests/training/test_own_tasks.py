@@ -183,3 +183,32 @@ def test_too_many_examples_and_a_missing_file(write: Write) -> None:
     for spec in (TaskSpec("own", 2, path), TaskSpec("own", None, path.with_name("no.jsonl"))):
         with pytest.raises(LlmtrainError):
             load_tasks([spec], Path("nowhere"), None)
+
+
+LONG = "x" * 600
+SHORT_CHOICES = {"choices": ["a", "b"], "answer": 0}
+
+
+def test_an_item_longer_than_the_context_loses_its_beginning_and_is_counted(write: Write) -> None:
+    model = gpt_model()
+    end = LONG[-(model.max_length - 1) :]  # what the model reads before " a" or " b"
+    cut = read_task(write({"question": "y" + LONG, **SHORT_CHOICES}, GOOD), "own", 0, None).score(model)
+    same = read_task(write({"question": end, **SHORT_CHOICES}, GOOD), "own", 0, None).score(model)
+    assert (cut.truncated, same.truncated) == (1, 0)
+    assert cut.values == same.values
+
+
+def test_answers_to_prompts_longer_than_the_context_are_counted(write: Write) -> None:
+    """Half of a short context is for the answer."""
+    model = gpt_model(block_size=64)
+    rows = [{"prompt": prompt, "answer": "a", "until": list("abcdefgh")} for prompt in ("x" * 33, "x" * 32, "x")]
+    assert read_task(write(*rows), "own", 0, None).score(model).truncated == 1
+
+
+@pytest.mark.parametrize("item", [{"question": LONG, **SHORT_CHOICES}, {"prompt": LONG, "answer": "a", "until": "b"}])
+def test_a_context_shorter_than_every_item_is_found_before_scoring(write: Write, item: dict[str, Any]) -> None:
+    calls: list[Any] = []
+    model = gpt_model(on_progress=lambda *call: calls.append(call))
+    with pytest.raises(DataError, match="own"):
+        read_task(write(item, item), "own", 0, None).score(model)
+    assert calls == []

@@ -1,5 +1,6 @@
 """llmtrain eval: loss and perplexity of models on files, and their scores on tasks."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,8 +25,8 @@ from llmtrain.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from llmtrain.inference.evaluate_sources import Evaluated
     from llmtrain.inference.loaded_model import Evaluation
-    from llmtrain.inference.tasks import TaskEvaluation
 
 
 FileOption = Annotated[
@@ -98,11 +99,11 @@ def command(
     batch_size: Annotated[int, typer.Option(min=MINIMUM["batch_size"], help="Sequences per batch.")] = 8,
     block_size: BlockSizeOption = None,
     device: DeviceOption = "auto",
+    processes: Annotated[int | None, typer.Option(min=1, help="Number of processes on this machine.")] = None,
     root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
 ) -> None:
     """Evaluate runs, an adapter or a model directory: the loss on files, scores on tasks, or both."""
-    from llmtrain.runs.directory import find_run
     from llmtrain.training.shutdown import StopFlag
 
     options: dict[str, Any] = {
@@ -112,26 +113,44 @@ def command(
         "chat_template": chat_template,
     }
     _check_options(file, tasks, options)
-    losses: list[Evaluation] = []
-    scores: list[TaskEvaluation] = []
+    named = [*(runs or ()), *(run or ())]
+    if processes:
+        of_models = {"run": named, "adapter": adapter, "model": model, "checkpoint": checkpoint, "root": root}
+        sizes = {"batch-size": batch_size, "block-size": block_size, "device": device, "json": json_ or None}
+        _evaluate_in_processes(processes, {**of_models, "file": file, "tasks": tasks, **options, **sizes})
+        return
+    # None: an adapter or a model directory
+    sources = [Source(name, adapter, model, checkpoint, root) for name in named or [None]]
     with StopFlag() as stop, progress("Loading the model") as show_progress:
-        from llmtrain.inference.loaded_model import Model
+        stop.interrupted = "Interrupted before the evaluation began."
+        from llmtrain.inference.evaluate_sources import EvalRequest, evaluate_sources, evaluation_world
 
-        named = [*(runs or ()), *(run or ())]
-        for each in named:
-            find_run(root, each)  # raises for a run that does not exist, before the others are evaluated
-        shared: Any = {"batch_size": batch_size, "stop": stop, "on_progress": show_progress}
-        for name in named or (None,):  # None: an adapter or a model directory
-            loaded = Model(Source(name, adapter, model, checkpoint, root), device)
-            stop.enter_loop(saves=False)
-            if file:
-                losses.append(loaded.evaluate(file, block_size=block_size, **shared))
-            if tasks:
-                scores.append(loaded.evaluate_tasks(tasks, **options, **shared))
-    _show(json_, losses, scores)
+        request = EvalRequest(sources, file or (), tasks or (), batch_size=batch_size, block_size=block_size, **options)
+        with evaluation_world(device, stop) as world:
+            evaluated = evaluate_sources(request, world, stop, show_progress)
+    if world.is_first:
+        _show(json_, evaluated)
 
 
-def _show(as_json: bool, losses: "Sequence[Evaluation]", scores: "Sequence[TaskEvaluation]") -> None:
+def _evaluate_in_processes(processes: int, options: Mapping[str, Any]) -> None:
+    """Start the processes, each with these options, and wait for their end."""
+    from llmtrain.config.distributed import DistributedSection
+    from llmtrain.distributed.workers import local_node, run_processes, worker_command
+
+    words = []
+    for name, value in options.items():
+        option = name.replace("_", "-")
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, bool):
+                words.append(f"--{option}" if each else f"--no-{option}")
+            elif each is not None:
+                words.append(f"--{option}={each}")
+    run_processes(local_node(processes), worker_command("eval", *words), DistributedSection())
+
+
+def _show(as_json: bool, evaluated: "Evaluated") -> None:
+    losses = evaluated.losses
+    scores = evaluated.scores
     texts = []
     if losses:
         texts.append(_text(losses[0]) if len(losses) == 1 else _table(losses))

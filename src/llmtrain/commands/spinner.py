@@ -1,5 +1,6 @@
 """Progress of a slow command in a terminal, on standard error; it disappears when the command has its result."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +18,8 @@ def show_nothing(what: str, done: int = 0, total: int | None = None) -> None:
 
 @contextmanager
 def progress(what: str) -> Iterator[ShowProgress]:
-    """Show that the command is at work on `what`, unless standard error is not a terminal."""
-    if not sys.stderr.isatty():
+    """Show that the command is at work on `what`, unless standard error is not a terminal, or rank 0 does."""
+    if not sys.stderr.isatty() or os.environ.get("RANK", "0") not in ("", "0"):
         yield show_nothing
         return
     from rich.console import Console

@@ -27,11 +27,9 @@ def scores_text(results: "Sequence[TaskEvaluation]") -> str:
     for result in results:
         if result.comparison is not None:
             parts.append(_comparison_text(result))
-    notes = [note for score in first.tasks.values() for note in _notes(score)]
-    if len({tuple(sorted(result.tasks)) for result in results}) == 1:
-        notes += _differing_notes(results)
-    if notes:
-        parts.append("\n".join(dict.fromkeys(notes)))
+    notes = [note for result in results for note in _truncation_notes(result, is_only=len(results) == 1)]
+    notes.append(_template_note(results))
+    parts.append("\n".join(notes))
     return "\n\n".join(parts)
 
 
@@ -47,22 +45,30 @@ def _value(score: "TaskScore", metric: str) -> str:
     return f"{value:.4f}" if error is None else f"{value:.4f} ± {error:.4f}"
 
 
-def _notes(score: "TaskScore") -> list[str]:
+def _truncation_notes(result: "TaskEvaluation", is_only: bool) -> list[str]:
     notes = []
-    if score.truncated:
-        notes.append(
-            f"{score.task}: the beginning of {plural(score.truncated, 'item')} of {score.items:,} was cut off, because "
-            "the model reads less."
-        )
-    template = "with the chat template" if score.chat_template else "as plain text, without a chat template"
-    return [*notes, f"Items were written {template}."]
+    for score in result.tasks.values():
+        if score.truncated:
+            model = "the model" if is_only else _label(result)
+            notes.append(_truncation_note(score, score.truncated, model))
+    for task, count in result.baseline_truncated.items():
+        notes.append(_truncation_note(result.tasks[task], count, str(result.baseline)))
+    return notes
 
 
-def _differing_notes(results: "Sequence[TaskEvaluation]") -> list[str]:
+def _truncation_note(score: "TaskScore", count: int, model: str) -> str:
+    return (
+        f"{score.task}: the beginning of {plural(count, 'item')} of {score.items:,} was cut off, because {model} reads "
+        "less."
+    )
+
+
+def _template_note(results: "Sequence[TaskEvaluation]") -> str:
     templates = {score.chat_template for result in results for score in result.tasks.values()}
     if len(templates) > 1:
-        return ["Some models were scored with their chat template and some without."]
-    return []
+        return "Some models were scored with their chat template and some without."
+    template = "with the chat template" if templates == {True} else "as plain text, without a chat template"
+    return f"Items were written {template}."
 
 
 def _comparison_text(result: "TaskEvaluation") -> str:

@@ -198,6 +198,11 @@ def setup_logging(config: _LoggingConfig, file: Path | None = None) -> None:
         logger.addHandler(handler)
 
 
+def log_errors_only() -> None:
+    """For a process whose warnings another one shows as well."""
+    logger.setLevel(logging.ERROR)
+
+
 @contextmanager
 def scoped_logging() -> Iterator[None]:
     """Log as setup_logging says inside the block, and as the program around it has configured afterwards."""

@@ -71,6 +71,12 @@ def uses_agent_store(environ: Mapping[str, str]) -> bool:
     return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
+def is_worker(environ: Mapping[str, str]) -> bool:
+    """Whether a launcher, such as torchrun, has started this process as one of several. The variables of a pod alone
+    do not say so: a command that is typed in one has no peers."""
+    return all(environ.get(name, "").strip() for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+
+
 def find_node_info(
     environ: Mapping[str, str], options: NodeOptions, hostname: str, distributed: DistributedSection
 ) -> NodeInfo:

@@ -33,7 +33,6 @@ from llmtrain.data.text.documents import DocumentReader
 from llmtrain.data.text.reader import expand_files
 from llmtrain.data.tokenizers.byte import ByteTokenizer
 from llmtrain.distributed.parallel import ParallelModel
-from llmtrain.distributed.world import World
 from llmtrain.errors import DataError, Interrupted, LlmtrainError, UsageError
 from llmtrain.inference.load import LoadedModel
 from llmtrain.models.base import build_checked
@@ -87,7 +86,7 @@ def evaluate_files(
             NextToken(NextTokenSection()),
             loaded.adapter.group_losses,
         )
-        result = evaluate(model, batches, World(device=loaded.device), stop=stop_between_batches)
+        result = evaluate(model, batches, loaded.world, stop=stop_between_batches)
         if result is None:
             raise Interrupted("Interrupted before the evaluation was complete.", remedy="Run the same command again.")
         if not math.isfinite(result.loss):

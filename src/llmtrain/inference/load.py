@@ -26,7 +26,7 @@ from llmtrain.core.text import format_bytes
 from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.data.tokenizers.load import load_saved_tokenizer, load_tokenizer
 from llmtrain.distributed.machine_limits import machine_memory
-from llmtrain.distributed.world import pick_device
+from llmtrain.distributed.world import World, pick_device
 from llmtrain.errors import CheckpointError, DataError, UsageError
 from llmtrain.hub.find import find_model
 from llmtrain.hub.model_names import HubModel, hub_model_of, parse_hub_model
@@ -57,7 +57,8 @@ class LoadedModel:
     tokenizer: Tokenizer
     tokenizer_dir: Path | None
     """Directory that may contain a chat template."""
-    device: torch.device
+    world: World
+    """The processes that evaluate it together; otherwise this one."""
     progress: dict[str, Any]
     val_loss: float | None = None
     """Validation loss of these weights, if the run evaluated them."""
@@ -68,6 +69,10 @@ class LoadedModel:
     """On the hub; None if it is not known."""
     is_run: bool = False
     """Whether it was trained by llmtrain, so that `config` is the config of its run."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.world.device
 
     @property
     def is_trained_from_scratch(self) -> bool:
@@ -96,21 +101,32 @@ class LoadedModel:
 
 
 @default_settings()
-def load_model(source: Source, device: str) -> LoadedModel:
-    if device not in ("auto", "cpu", "cuda"):
-        remedy = "Did you mean 'cuda'?" if device == "gpu" else None
-        raise UsageError(f"--device must be auto, cpu or cuda, got '{device}'.", remedy=remedy)
+def load_model(source: Source, device: str = "auto", world: World | None = None) -> LoadedModel:
+    """`world`: the processes that evaluate the model together, each on its device."""
+    check_device(device)
+    check_source(source)
+    world = world or World(device=pick_device(device))
+    if source.run:
+        return _load_run(source, world)
+    return _load_directory(source, world)
+
+
+def check_device(name: str) -> None:
+    if name not in ("auto", "cpu", "cuda"):
+        remedy = "Did you mean 'cuda'?" if name == "gpu" else None
+        raise UsageError(f"--device must be auto, cpu or cuda, got '{name}'.", remedy=remedy)
+
+
+def check_source(source: Source) -> None:
     if source.run and source.adapter:
         raise UsageError("A run and --adapter cannot be combined.", remedy="Pass one of them.")
-    if source.run:
-        return _load_run(source, pick_device(device))
-    if source.adapter or source.model:
-        return _load_directory(source, pick_device(device))
-    raise UsageError("No model was given.", remedy="Pass a run, --adapter or --model.")
+    if not (source.run or source.adapter or source.model):
+        raise UsageError("No model was given.", remedy="Pass a run, --adapter or --model.")
 
 
-def _load_run(source: Source, device: torch.device) -> LoadedModel:
+def _load_run(source: Source, world: World) -> LoadedModel:
     assert source.run
+    device = world.device
     run = find_run(source.root, source.run)
     checkpoint = choose_checkpoint(run, source.checkpoint)
     checkpoint.verify()
@@ -144,7 +160,7 @@ def _load_run(source: Source, device: torch.device) -> LoadedModel:
         module=module,
         tokenizer=tokenizer,
         tokenizer_dir=run.tokenizer,
-        device=device,
+        world=world,
         progress={**state["progress"], "tasks": task_scores_at(run, checkpoint.step)},
         val_loss=checkpoint.val_loss,
         base_sha256=state.get("base_sha256"),
@@ -248,7 +264,7 @@ def _check_base(adapter: ModelAdapter, cache_dir: str, recorded: str | None) -> 
         )
 
 
-def _load_directory(source: Source, device: torch.device) -> LoadedModel:
+def _load_directory(source: Source, world: World) -> LoadedModel:
     from llmtrain.models.hf.causal_lm import CausalLM, HFCausalLMAdapter
     from llmtrain.models.hf.files import read_weights
 
@@ -279,7 +295,7 @@ def _load_directory(source: Source, device: torch.device) -> LoadedModel:
         model = read_weights(adapter.directory, adapter.hf_config, adapter.config, adapter.attention)
         if folder:
             model = load_adapter(model, folder)
-    module = CausalLM(model, adapter.numerics).to(device).eval()
+    module = CausalLM(model, adapter.numerics).to(world.device).eval()
     adapter.probe(module)
     base_model = None
     if folder:
@@ -292,7 +308,7 @@ def _load_directory(source: Source, device: torch.device) -> LoadedModel:
         module=module,
         tokenizer=tokenizer,
         tokenizer_dir=Path(tokenizer_dir),
-        device=device,
+        world=world,
         progress={},
         base_model=base_model,
     )

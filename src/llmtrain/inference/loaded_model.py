@@ -17,13 +17,14 @@ from llmtrain.core.arguments import (
     check_one_of,
     optional_text,
 )
+from llmtrain.distributed.world import World
 from llmtrain.errors import UsageError
 from llmtrain.hub.model_names import parse_hub_model
 from llmtrain.inference.evaluate import evaluate_files
 from llmtrain.inference.export import FORMATS, ExportOptions, Format, export_model, parse_dtype, with_base_model
 from llmtrain.inference.generate import generate_text, prompt_for
 from llmtrain.inference.load import LoadedModel, load_model
-from llmtrain.inference.tasks import TaskEvaluation, TaskOptions, evaluate_tasks, read_tasks
+from llmtrain.inference.tasks import TaskEvaluation, TaskOptions, evaluate_tasks, find_baseline, read_tasks
 from llmtrain.training.shutdown import StopEvent
 
 PathLike = str | os.PathLike[str]
@@ -80,9 +81,9 @@ class ExportResult:
 class Model:
     """A model in memory. Several threads may generate with one model."""
 
-    def __init__(self, source: Source, device: str = "auto") -> None:
+    def __init__(self, source: Source, device: str = "auto", world: World | None = None) -> None:
         self._source = source
-        self._loaded = load_model(source, device)
+        self._loaded = load_model(source, device, world)
 
     def __repr__(self) -> str:
         return f"<llmtrain.Model {self._loaded.label}, step {self._loaded.step}, on {self._loaded.device}>"
@@ -186,10 +187,11 @@ class Model:
         if limit is not None:
             limit = as_integer("limit", limit)
         given = [tasks] if isinstance(tasks, str | os.PathLike) or not isinstance(tasks, Iterable) else list(tasks)
-        read = read_tasks([as_text("tasks", each) for each in given], optional_text("tasks_dir", tasks_dir), limit)
         options = TaskOptions(as_integer("batch_size", batch_size), chat_template, _is_set(stop), on_progress)
         name = optional_text("baseline", baseline)
-        return evaluate_tasks(self._loaded, read, options, name, self._source)
+        found = find_baseline(name, self._source) if name is not None else None
+        read = read_tasks([as_text("tasks", each) for each in given], optional_text("tasks_dir", tasks_dir), limit)
+        return evaluate_tasks(self._loaded, read, options, found, self._source)
 
     def export(
         self,

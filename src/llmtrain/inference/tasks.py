@@ -1,7 +1,7 @@
 """Scores of a trained model on tasks, and of the baseline that it is compared with, on the same items."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,10 @@ from llmtrain.config.data import DataSection
 from llmtrain.config.task_specs import parse_tasks
 from llmtrain.core.arguments import Source
 from llmtrain.core.logs import warn
-from llmtrain.distributed.world import World
 from llmtrain.errors import UsageError
-from llmtrain.hub.find import looks_like_path
+from llmtrain.hub.find import find_model_config, looks_like_path
 from llmtrain.inference.evaluate import base_model
-from llmtrain.inference.load import LoadedModel, load_model
+from llmtrain.inference.load import LoadedModel, choose_checkpoint, load_model
 from llmtrain.runs.directory import RunDirectory, find_run, list_runs
 from llmtrain.runs.task_scores import write_task_scores
 from llmtrain.training.tasks.compare import Difference, compare_scores
@@ -40,6 +39,8 @@ class TaskEvaluation:
     """What the model is compared with."""
     comparison: dict[str, dict[str, Difference]] | None = None
     """Task -> metric -> the model minus the baseline; None without a baseline."""
+    baseline_truncated: dict[str, int] = field(default_factory=dict)
+    """Task -> items of which the baseline could not read the beginning."""
 
     def as_dict(self) -> dict[str, Any]:
         comparison = None
@@ -54,6 +55,7 @@ class TaskEvaluation:
             "tasks": {name: score.as_dict() for name, score in self.tasks.items()},
             "baseline": self.baseline,
             "comparison": comparison,
+            "baseline_truncated": self.baseline_truncated,
         }
 
 
@@ -74,19 +76,77 @@ def read_tasks(names: Sequence[str], directory: str | None, limit: int | None) -
     return load_tasks(parse_tasks(names, "--tasks"), Path(directory) if directory else default, limit)
 
 
+@dataclass
+class Baseline:
+    """What models are compared with, on the same items."""
+
+    source: Source | None
+    """None: what each model was fine-tuned from."""
+    _scored: tuple[str, list[TaskScore]] | None = field(default=None, init=False)
+
+    def score(self, loaded: LoadedModel, tasks: TaskSet, options: TaskOptions) -> tuple[str, list[TaskScore]]:
+        """Its label, and its scores; those of a model that several others are compared with are computed once."""
+        if self.source is None:
+            return _score_own_base(loaded, tasks, options)
+        if self._scored is None:
+            other = load_model(self.source, world=loaded.world)
+            model = task_model(other, other.computing, options, "Scoring the baseline")
+            self._scored = other.label, tasks.score(model)
+        return self._scored
+
+
+def find_baseline(name: str, source: Source) -> Baseline:
+    """The baseline of that name: `base`, a run or a model, for a model from `source`. It is not loaded yet."""
+    if name in {run.run_id for run in list_runs(source.root)} or (Path(name) / "checkpoints").is_dir():
+        choose_checkpoint(find_run(source.root, name), "best")
+        return Baseline(Source(run=name, root=source.root))
+    if name == OWN_BASE:
+        _check_has_base(source)
+        return Baseline(None)
+    if "/" not in name and not looks_like_path(name) and not Path(name).is_dir():
+        raise UsageError(
+            f"--baseline '{name}' is neither a run nor a model.",
+            remedy=f"Pass a run, a model directory, owner/name on the hub, or {OWN_BASE}: what the run started from.",
+        )
+    find_model_config(name, None, local_files_only=False, field="--baseline")
+    return Baseline(Source(model=name))
+
+
+def _check_has_base(source: Source) -> None:
+    if source.run:
+        checkpoint = choose_checkpoint(find_run(source.root, source.run), source.checkpoint)
+        if checkpoint.state().get("base_sha256") is None:
+            raise _no_base(source.run)
+    elif not source.adapter:
+        raise _no_base(str(source.model))
+
+
+def _no_base(label: str) -> UsageError:
+    return UsageError(
+        f"--baseline {OWN_BASE}: {label} was not fine-tuned from a model, or that model is gone.",
+        remedy="Pass a run, a model directory or the name of a model on the hub.",
+    )
+
+
 @default_settings()
 def evaluate_tasks(
-    loaded: LoadedModel, tasks: TaskSet, options: TaskOptions, baseline: str | None = None, source: Source | None = None
+    loaded: LoadedModel,
+    tasks: TaskSet,
+    options: TaskOptions,
+    baseline: Baseline | None = None,
+    source: Source | None = None,
 ) -> TaskEvaluation:
-    """`baseline`: `base`, a run, or a model. `source`: what `loaded` was loaded from."""
+    """`source`: what `loaded` was loaded from. The baseline comes first: it may turn out to be unusable."""
+    compared = None if baseline is None else baseline.score(loaded, tasks, options)
     scores = tasks.score(task_model(loaded, loaded.computing, options))
     by_name = {score.task: score for score in scores}
-    if source and source.run and loaded.step is not None:
+    if source and source.run and loaded.step is not None and loaded.world.is_first:
         _record(find_run(source.root, source.run), loaded.step, scores)
-    if baseline is None:
+    if compared is None:
         return TaskEvaluation(loaded.label, loaded.step, by_name)
-    label, others = _score_baseline(loaded, tasks, options, baseline, (source or Source()).root)
-    return TaskEvaluation(loaded.label, loaded.step, by_name, label, compare_scores(scores, others))
+    label, others = compared
+    cut = {score.task: score.truncated for score in others if score.truncated}
+    return TaskEvaluation(loaded.label, loaded.step, by_name, label, compare_scores(scores, others), cut)
 
 
 def _record(run: RunDirectory, step: int, scores: Sequence[TaskScore]) -> None:
@@ -97,31 +157,12 @@ def _record(run: RunDirectory, step: int, scores: Sequence[TaskScore]) -> None:
         warn("EVAL", f"the scores are not recorded in {run.shown(run.task_scores)}: {problem.strerror or problem}")
 
 
-def _score_baseline(
-    loaded: LoadedModel, tasks: TaskSet, options: TaskOptions, baseline: str, root: str
-) -> tuple[str, list[TaskScore]]:
-    is_run = baseline in {run.run_id for run in list_runs(root)} or (Path(baseline) / "checkpoints").is_dir()
-    if is_run or baseline != OWN_BASE:
-        source = Source(run=baseline, root=root) if is_run else Source(model=_model_name(baseline))
-        other = load_model(source, loaded.device.type)
-        return other.label, tasks.score(task_model(other, other.computing, options, "Scoring the baseline"))
+def _score_own_base(loaded: LoadedModel, tasks: TaskSet, options: TaskOptions) -> tuple[str, list[TaskScore]]:
     with base_model(loaded) as module:
         if module is None:
-            raise UsageError(
-                f"--baseline {OWN_BASE}: {loaded.label} has no base model.",
-                remedy="Pass a run, a model directory or the name of a model on the hub.",
-            )
+            raise _no_base(loaded.label)
         computing = loaded.in_compute_dtype(module)
         return "its base model", tasks.score(task_model(loaded, computing, options, "Scoring the baseline"))
-
-
-def _model_name(baseline: str) -> str:
-    if "/" not in baseline and not looks_like_path(baseline) and not Path(baseline).is_dir():
-        raise UsageError(
-            f"--baseline '{baseline}' is neither a run nor a model.",
-            remedy=f"Pass a run, a model directory, owner/name on the hub, or {OWN_BASE}: what the run started from.",
-        )
-    return baseline
 
 
 def task_model(loaded: LoadedModel, module: nn.Module, options: TaskOptions, activity: str = "Scoring") -> TaskModel:
@@ -132,7 +173,7 @@ def task_model(loaded: LoadedModel, module: nn.Module, options: TaskOptions, act
         module=module,
         autocast=loaded.autocast,
         tokenizer=loaded.tokenizer,
-        world=World(device=loaded.device),
+        world=loaded.world,
         template=template,
         batch_size=options.batch_size,
         seed=loaded.config.run.seed,

@@ -37,7 +37,7 @@ _MAX_RANKS = 64  # read from a report; enough to name
 _MAX_MESSAGE = 1800  # characters, before JSON escapes them
 _MAX_REMEDY = 900
 _FIRST_VERSION = {"ResumeMe": "Interrupted", "TrainingStopped": "TrainingFailed"}  # error types, as they were named
-_OWN_FIELDS = ("error", "what", "known", "remedy", "reason", "exit_code")  # of LlmtrainError.as_dict
+_OWN_FIELDS = ("error", "what", "known", "like", "remedy", "reason", "exit_code")  # of LlmtrainError
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class ExitReport:
     was_stopped: bool = False
     """The elastic agent stopped this worker because another one had failed."""
     details: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """LlmtrainError.as_dict, for the launcher; not part of a termination message."""
+    """LlmtrainError.as_dict and its `like`, for the launcher; not part of a termination message."""
 
     @classmethod
     def of(cls, error: LlmtrainError) -> "ExitReport":
@@ -77,7 +77,7 @@ class ExitReport:
             message=redact(error.what_and_known),
             remedy=redact(error.remedy) if error.remedy else None,
             silent_ranks=tuple(silent) if isinstance(silent, list) else (),
-            details={**_position, **error.as_dict()},
+            details={**_position, **error.as_dict(), "like": error.like},
         )
 
     @classmethod
@@ -134,6 +134,7 @@ class ExitReport:
         """The error of the process that wrote this report."""
         error = errors.error_class(self.error)(str(self.details.get("what") or self.message))
         error.known = self.details.get("known")
+        error.like = self.details.get("like")
         error.remedy = self.details.get("remedy") or self.remedy
         error.reason = self.reason  # type: ignore[assignment]
         error.details = {name: value for name, value in self.details.items() if name not in _OWN_FIELDS}

@@ -49,8 +49,10 @@ class StopFlag:
         self.show: Callable[[str], None] | None = None
         """Shows what is being done about the signal; None: a log line does."""
         self.before_leaving: Callable[[], None] = lambda: None
-        """Called when a second Ctrl-C ends the process."""
+        """Called when a signal ends the process inside the handler, with the loop or without."""
         self.remedy = "Run the same command again."
+        self.interrupted = "Interrupted before training began."
+        """Says what did not happen, for a signal that comes before `enter_loop`."""
         self._is_joining = os.environ.get("WORLD_SIZE", "1") not in ("", "1")
         self._in_loop = False
         self._saves = True
@@ -91,7 +93,7 @@ class StopFlag:
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
         if isinstance(error, _SetupInterrupted) or self._was_replaced(error):
-            raise _interrupted_in_setup() from None
+            raise self._interrupted_in_setup() from None
 
     def _was_replaced(self, error: BaseException | None) -> bool:
         """Whether an error took the place of the handler's exception: code of a C extension, such as pydantic's, turns
@@ -109,14 +111,23 @@ class StopFlag:
         if self._in_loop:
             return  # the loop checks `requested`
         if self._is_joining:
-            exit_now(_interrupted_in_setup())
+            exit_now(self._interrupted_in_setup())
         if not is_importing():
             raise _SetupInterrupted
         if self._may_exit:
-            error = _interrupted_in_setup()
+            error = self._interrupted_in_setup()
+            with suppress(Exception):
+                self.before_leaving()
             write_exit_report(error)
             leave_at_once(f"{error.what} {error.remedy}", error.exit_code)
         # Else `joined` or `enter_loop` raises, after the import.
+
+    def _interrupted_in_setup(self) -> Interrupted:
+        if has_crashed_peer():  # counts as a crash
+            return PeerLost(
+                "Another process of this node crashed before training began.", remedy="See its error above."
+            )
+        return Interrupted(self.interrupted, remedy="Run the same command again.")
 
     def _announce(self, name: str) -> None:
         """Show what happens now. During the setup that is the error itself, at once."""
@@ -141,9 +152,3 @@ class StopFlag:
 def _is_below_bar() -> bool:
     """Whether this process shares a terminal with rank 0, which shows what happens."""
     return sys.stderr.isatty() and os.environ.get("RANK", "0") not in ("", "0")
-
-
-def _interrupted_in_setup() -> Interrupted:
-    if has_crashed_peer():  # counts as a crash
-        return PeerLost("Another process of this node crashed before training began.", remedy="See its error above.")
-    return Interrupted("Interrupted before training began.", remedy="Run the same command again.")

@@ -50,15 +50,26 @@ def answers(model: TaskModel, prompts: Sequence[Prompt]) -> list[Answer]:
     return [found[number] for number in range(len(prompts))]
 
 
-def _answer(model: TaskModel, prompt: Prompt, number: int) -> Answer:
-    ids = model.encode(prompt.text) or [model.start_token]
-    room = min(model.max_length, model.adapter.context_length()) - prompt.max_tokens
+def context_length(model: TaskModel) -> int:
+    """Most tokens of a prompt and its answer."""
+    return min(model.max_length, model.adapter.context_length())
+
+
+def prompt_room(model: TaskModel, prompt: Prompt) -> int:
+    """How many tokens of the prompt the model can read, so that there is room for the answer."""
+    length = context_length(model)
+    room = length - prompt.max_tokens
     if room < 1:
         raise DataError(
-            f"The task asks for answers of up to {prompt.max_tokens} tokens, and the model reads at most "
-            f"{prompt.max_tokens + room}.",
+            f"The task asks for answers of up to {prompt.max_tokens} tokens, and the model reads at most {length}.",
             remedy="Leave this task out, or use a model with a longer context.",
         )
+    return room
+
+
+def _answer(model: TaskModel, prompt: Prompt, number: int) -> Answer:
+    ids = model.encode(prompt.text) or [model.start_token]
+    room = prompt_room(model, prompt)
     tokenizer = model.tokenizer
     ends = model.adapter.stop_token_ids()
     if tokenizer.end_of_text is not None:

@@ -71,6 +71,11 @@ _Scored = tuple[int, float, bool]
 """(number of the request, log-likelihood, whether it is greedy)"""
 
 
+def is_cut(request: Request, max_length: int) -> bool:
+    """Whether the beginning of its text is cut off, because the model cannot read that much."""
+    return len(request.context) + len(request.continuation) - 1 > max_length
+
+
 @torch.no_grad()
 def log_likelihoods(model: TaskModel, requests: Sequence[Request]) -> list[Likelihood]:
     """One per request, in their order. Every rank has all of them."""
@@ -93,9 +98,7 @@ def log_likelihoods(model: TaskModel, requests: Sequence[Request]) -> list[Likel
     found: list[Likelihood | None] = [None] * len(rows)
     for of_rank in model.world.control.gather(mine):
         for number, value, is_greedy in of_rank:
-            request = requests[number]
-            is_truncated = len(rows[number].inputs) < len(request.context) + len(request.continuation) - 1
-            found[number] = Likelihood(value, is_greedy, is_truncated)
+            found[number] = Likelihood(value, is_greedy, is_cut(requests[number], model.max_length))
     return [each for each in found if each is not None]
 
 

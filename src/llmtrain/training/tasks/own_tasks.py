@@ -16,10 +16,10 @@ from llmtrain.core.seeds import derive_seed
 from llmtrain.data.records.base import BadRecord
 from llmtrain.data.records.open_file import open_records
 from llmtrain.errors import DataError, UsageError
-from llmtrain.training.tasks.answers import Prompt, answers
+from llmtrain.training.tasks.answers import MAX_ANSWER_TOKENS, Prompt, answers, context_length, prompt_room
 from llmtrain.training.tasks.item_kinds import METRICS, SHAPES, Kind, kind_of
-from llmtrain.training.tasks.likelihoods import Request, log_likelihoods
-from llmtrain.training.tasks.score import TaskScore, items_sha256, mean, standard_error
+from llmtrain.training.tasks.likelihoods import Request, is_cut, log_likelihoods
+from llmtrain.training.tasks.score import TaskScore, check_readable, items_sha256, mean, standard_error
 from llmtrain.training.tasks.task_model import Messages, TaskModel
 
 FEW_SHOT_SEED = 1234
@@ -163,6 +163,10 @@ def _score_choices(task: OwnTask, model: TaskModel) -> tuple[dict[str, list[floa
         for choice in item.choices:
             before, tokens = model.encode_pair(context, delimiter + choice)
             requests.append(Request(before, tokens, number))
+    readable = {request.item for request in requests} - {
+        request.item for request in requests if is_cut(request, model.max_length)
+    }
+    check_readable({task.name: len(readable)}, model.max_length)
     found = iter(log_likelihoods(model, requests))
     acc = []
     acc_norm = []
@@ -184,7 +188,12 @@ def _score_answers(task: OwnTask, model: TaskModel) -> tuple[dict[str, list[floa
             f"Task '{task.name}' has prompts to answer, and a model without a chat template does not end its answers.",
             remedy='Add the text that ends an answer to each item, such as "until": "\\n", or use a chat model.',
         )
-    prompts = [Prompt(task.context(number, model), item.until) for number, item in enumerate(task.scored)]
+    # Half of a short context is for the answer.
+    length = context_length(model)
+    tokens = max(1, min(MAX_ANSWER_TOKENS, length // 2))
+    prompts = [Prompt(task.context(number, model), item.until, tokens) for number, item in enumerate(task.scored)]
+    readable = [prompt for prompt in prompts if len(model.encode(prompt.text)) <= prompt_room(model, prompt)]
+    check_readable({task.name: len(readable)}, length)
     found = answers(model, prompts)
     texts = [answer.text.strip() for answer in found]
     exact = [float(text == item.answer) for text, item in zip(texts, task.scored, strict=True)]

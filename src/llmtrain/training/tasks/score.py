@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmtrain.core.text import first_names
+from llmtrain.errors import DataError
+
 Values = Mapping[str, Sequence[float]]
 """Metric -> its value for each item."""
 
@@ -41,6 +44,18 @@ class TaskScore:
             "metrics": self.metrics,
             "stderr": self.stderr,
         }
+
+
+def check_readable(readable: Mapping[str, int], max_length: int) -> None:
+    """Raise DataError if the model reads no item of a task to its beginning. `readable`: task -> number of items that
+    are not cut off."""
+    too_long = [task for task, count in readable.items() if not count]
+    if too_long:
+        raise DataError(
+            f"Every item of {first_names(too_long)} is longer than the {max_length} tokens that the model reads: its "
+            "score would mean nothing.",
+            remedy="Leave this task out, ask for fewer examples, or use a model with a longer context.",
+        )
 
 
 def mean(values: Sequence[float]) -> float:

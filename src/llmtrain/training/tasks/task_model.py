@@ -120,6 +120,11 @@ def chat_template(
         requested = has_template and not (is_run and is_plain)
     if not requested:
         return None
-    if not has_template or tokenizer_dir is None:
-        raise UsageError("--chat-template: the tokenizer of this model has no chat template.", remedy="Leave it out.")
+    check_has_template(tokenizer_dir)
+    assert tokenizer_dir is not None
     return ChatTemplate(tokenizer_dir)
+
+
+def check_has_template(tokenizer_dir: Path | None) -> None:
+    if tokenizer_dir is None or not has_chat_template(tokenizer_dir):
+        raise UsageError("--chat-template: the tokenizer of this model has no chat template.", remedy="Leave it out.")

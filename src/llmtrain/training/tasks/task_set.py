@@ -9,13 +9,12 @@ from llmtrain.config.best_metric import metric_name, task_of
 from llmtrain.config.data import DataSection
 from llmtrain.config.task_specs import BUNDLED, TaskSpec
 from llmtrain.config.trainer import TrainerSection
-from llmtrain.core.text import first_names
 from llmtrain.data.cache_dir import task_data_dir
-from llmtrain.errors import DataError, UsageError
+from llmtrain.errors import UsageError
 from llmtrain.hub.task_index import task_folder
 from llmtrain.training.tasks.item_kinds import file_of
 from llmtrain.training.tasks.own_tasks import OwnTask, read_task
-from llmtrain.training.tasks.score import TaskScore
+from llmtrain.training.tasks.score import TaskScore, check_readable
 from llmtrain.training.tasks.task_model import TaskModel
 
 if TYPE_CHECKING:
@@ -41,13 +40,7 @@ class TaskSet:
         scores = [task.score(model) for task in self.own]
         if self.stock:
             scores += self.stock.score(model)
-        too_long = [score.task for score in scores if score.truncated == score.items]
-        if too_long:
-            raise DataError(
-                f"Every item of {first_names(too_long)} is longer than the {model.max_length} tokens that the model "
-                "reads: its score would mean nothing.",
-                remedy="Leave this task out, ask for fewer examples, or use a model with a longer context.",
-            )
+        check_readable({score.task: score.items - score.truncated for score in scores}, model.max_length)
         return scores
 
 
