@@ -14,6 +14,7 @@ from llmtrain.config.data import (
     DataSection,
     ExampleBatchesSection,
     ExampleDataSection,
+    ExampleFilesSection,
     PreferenceJsonlSection,
     SourceKinds,
 )
@@ -202,8 +203,9 @@ def data_sections(data: DataSection) -> list[DataSection]:
 
 
 def has_examples(data: DataSection) -> bool:
-    """Whether it is known that the data are examples; of a plugin it is not."""
-    return isinstance(data_sections(data)[0], ExampleDataSection)
+    """Whether it is known that the data are examples or preference pairs: their prompts are questions. Of a plugin it
+    is not known."""
+    return isinstance(data_sections(data)[0], ExampleFilesSection)
 
 
 def is_packed(data: DataSection) -> bool:
