@@ -1,7 +1,7 @@
 """The losses of preference tuning: their closed forms, and that they do not depend on how pairs become batches."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from llmtrain.config.objective import OBJECTIVES
 from llmtrain.config.schema import Config
 from llmtrain.distributed.world import World
+from llmtrain.models import group_losses
 from llmtrain.models import losses as losses_module
 from llmtrain.training.components import Components, build_components, build_objective
 from llmtrain.training.model_handle import ModelHandle, build_model
@@ -26,6 +27,7 @@ LORA = {"rank": 4, "alpha": 8.0}
 GPT = {"name": "gpt", "block_size": 128, "d_model": 32, "n_layers": 2, "n_heads": 2}
 MODERN = {**GPT, "architecture": "modern", "mlp": "swiglu"}
 Make = Callable[..., "Loaded"]
+Step = tuple[float, dict[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Loaded:
     components: Components
     model: ModelHandle
 
-    def step(self) -> tuple[float, dict[str, torch.Tensor]]:
+    def step(self) -> Step:
         """Loss and gradients of the first step."""
         micro_batches = self.components.micro_batches
         batches = [self.components.train_batches[number] for number in range(micro_batches)]
@@ -70,7 +72,13 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     make_pairs(folder / "val.jsonl", 3, first=100)
     base = make_model(folder / "base")
 
-    def load(model: dict[str, Any] | None = None, size: int = 1, count: int = 8, **changes: Any) -> Loaded:
+    def load(
+        model: dict[str, Any] | None = None,
+        size: int = 1,
+        count: int = 8,
+        dtype: torch.dtype = torch.float32,
+        **changes: Any,
+    ) -> Loaded:
         """`size` samples per micro-batch, `count` micro-batches per step."""
         model = model or {"name": "hf_causal_lm", "path": str(base), "block_size": 64, "lora": LORA}
         if model["name"] != "hf_causal_lm":
@@ -80,6 +88,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
         components = build_components(config, WORLD)
         components.recorded["base_sha256"] = None
         handle = build_model(components, config.trainer, config.distributed, WORLD)
+        handle.module.to(dtype)
         if components.objective.needs_reference:
             references = compute_references(components, handle, WORLD, lambda: False)
             components = with_references(components, references)
@@ -121,25 +130,57 @@ def test_dpo_starts_at_ln_2_in_bfloat16(make: Make, monkeypatch: pytest.MonkeyPa
         assert loss == pytest.approx(math.log(2), rel=0.02)
 
 
-@pytest.mark.parametrize("objective", ["dpo", "ipo", "orpo", "simpo"])
-@MODELS
-def test_step_does_not_depend_on_the_layout(make: Make, kind: str, objective: str) -> None:
-    """1 x 8, 2 x 4 and 8 x 1, packed or not: a step that has all pairs has one loss and one gradient."""
+def steps_of_all_layouts(make: Make, kind: str, objective: str, dtype: torch.dtype) -> Iterator[Step]:
+    """Loss and gradients of a step with all pairs: 1 x 8, 2 x 4 and 8 x 1, packed or not."""
     model = model_of(kind, make)
     layouts: list[tuple[int, int, bool]] = [(1, 8, False), (2, 4, False), (8, 1, False)]
     if kind in ("lora", "full"):
         layouts += [(1, 8, True), (2, 4, True), (8, 1, True)]
-    found = []
     for size, count, packing in layouts:
-        loaded = make(model, size, count, data__packing=packing, trainer__objective={"name": objective})
+        options = {"data__packing": packing, "trainer__objective": {"name": objective}}
+        loaded = make(model, size, count, dtype=dtype, **options)
         loaded.move()
-        found.append(loaded.step())
-    loss, gradients = found[0]
-    for other_loss, other_gradients in found[1:]:
-        assert other_loss == pytest.approx(loss, rel=1e-6, abs=1e-6)
-        for name, gradient in gradients.items():
-            scale = float(gradient.abs().max())
-            torch.testing.assert_close(other_gradients[name], gradient, rtol=0, atol=1e-6 + 1e-5 * scale, msg=name)
+        yield loaded.step()
+
+
+OBJECTIVE_NAMES = pytest.mark.parametrize("objective", ["dpo", "ipo", "orpo", "simpo"])
+
+
+def differences(steps: Iterator[Step]) -> Iterator[tuple[float, float]]:
+    """Of each other layout to the first one: the loss, and the largest difference of a gradient relative to the largest
+    gradient of all weights."""
+    loss, gradients = next(steps)
+    scale = max(float(gradient.abs().max()) for gradient in gradients.values())
+    for other_loss, others in steps:
+        largest = max(float((others[name] - gradient).abs().max()) for name, gradient in gradients.items())
+        yield abs(other_loss - loss) / max(1.0, abs(loss)), largest / scale
+
+
+@OBJECTIVE_NAMES
+@MODELS
+def test_step_does_not_depend_on_the_layout(make: Make, kind: str, objective: str) -> None:
+    """What remains is the rounding of float32, 6e-8 per operation, because sums are taken in another order: on x86_64
+    up to 7e-7 of the loss and 6e-7 of the gradient. The next test shows that it is nothing else."""
+    for loss, gradient in differences(steps_of_all_layouts(make, kind, objective, torch.float32)):
+        assert loss <= 1e-6
+        assert gradient <= 1e-6
+
+
+@OBJECTIVE_NAMES
+@pytest.mark.parametrize("kind", ["gpt", "modern"])
+def test_step_does_not_depend_on_the_layout_in_float64(
+    make: Make, kind: str, objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums that are float32 in training are float64 here."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    monkeypatch.setattr(group_losses, "sum_by_group", sum_in_float64)
+    for loss, gradient in differences(steps_of_all_layouts(make, kind, objective, torch.float64)):
+        assert loss <= 1e-14
+        assert gradient <= 1e-14
+
+
+def sum_in_float64(losses: torch.Tensor, index: torch.Tensor, count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.float64).index_add(0, index, losses)
 
 
 @pytest.mark.parametrize("kind", ["lora", "full", "gpt"])

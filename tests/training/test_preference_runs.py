@@ -192,6 +192,17 @@ def test_full_disk_does_not_stop_the_run(train: Train, workdir: Path, monkeypatc
     assert list((workdir / "cache" / "references").iterdir()) == []
 
 
+def test_prompts_of_a_preference_run_are_questions(train: Train, cli: Any) -> None:
+    """In the format of the pairs, so that the model answers; it does not continue the text of the question."""
+    trained = train("-c", "dpo.yaml", output__run_id="tuned", trainer__eval_prompts="[say red]")
+    assert trained.code == 0, trained.err
+    options = ("--prompt", "say red", "--temperature", "0", "--max-new-tokens", "4")
+    answer = cli("generate", "tuned", *options)
+    assert answer.code == 0, answer.err
+    assert not answer.out.startswith("say red")
+    assert cli("generate", "tuned", *options, "--raw").out.startswith("say red")
+
+
 def test_eval_of_a_preference_run_reads_examples_and_refuses_pairs(train: Train, cli: Any) -> None:
     assert train("-c", "dpo.yaml", output__run_id="tuned", trainer__max_steps=1).code == 0
     done = cli("eval", "tuned", "--file", "examples.jsonl", "--json")

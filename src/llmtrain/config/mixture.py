@@ -13,6 +13,7 @@ from llmtrain.config.data import (
     SOURCE_NAMES,
     DataSection,
     ExampleDataSection,
+    ExampleFilesSection,
     PluginDataSection,
     PreferenceJsonlSection,
     RunningTextSection,
@@ -224,8 +225,9 @@ def data_sections(data: DataSection) -> list[DataSection]:
 
 
 def has_examples(data: DataSection) -> bool:
-    """Whether it is known that the data are examples; of a plugin it is not."""
-    return isinstance(data_sections(data)[0], ExampleDataSection)
+    """Whether it is known that the data are examples or preference pairs: their prompts are questions. Of a plugin it
+    is not known."""
+    return isinstance(data_sections(data)[0], ExampleFilesSection)
 
 
 def has_pairs(data: DataSection) -> bool:
