@@ -18,6 +18,8 @@ from demo_runs import HOSTILE, add_starts, make_run, write_heartbeats, write_row
 from limits import limit, wait_until
 from llmtrain.page import local_runs
 from llmtrain.runs import lock
+from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.task_scores import write_task_scores
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (Debian's package chromium)")
@@ -339,6 +341,27 @@ def test_zoom_loads_detail_and_compare_shows_both(root: Path, serve_page: Serve,
     viewer.wait_text(LOSS, "of 12,000 points")
     page.click("[data-axis=time]")
     viewer.wait_text("[data-chart=loss] .legend", "run-0")
+    assert viewer.errors == []
+
+
+def test_scores_on_tasks_are_curves_beside_the_losses(root: Path, serve_page: Serve, viewer: Viewer) -> None:
+    chart = '[data-chart="tasks/hellaswag/acc"]'
+    runs = [RunDirectory(make_run(root, name, steps=40)) for name in ("one", "two")]
+    write_task_scores(runs[0], 20, {"hellaswag": {"metrics": {"acc": 0.25}}})
+    page = viewer.enter(serve_page(root), "run/local/one")
+    viewer.wait_text(f"{chart} .shown", "1 of 1 points")
+    charts = page.evaluate("[...document.querySelectorAll('[data-chart]')].map((each) => each.dataset.chart)")
+    assert charts.index("loss") < charts.index("tasks/hellaswag/acc") < charts.index("lr")
+    assert page.is_visible(f"{chart} canvas")
+    write_task_scores(runs[0], 40, {"hellaswag": {"metrics": {"acc": 0.5}}})
+    viewer.wait_text(f"{chart} .shown", "2 of 2 points")
+    viewer.wait_text(".facts", "0.5000")
+    page.click("[data-axis=time]")
+    viewer.wait_text(f"{chart} .shown", "2 of 2 points")
+    write_task_scores(runs[1], 40, {"hellaswag": {"metrics": {"acc": 0.4}}})
+    page.goto(page.url.split("#")[0] + "#/compare/local/one,local/two")
+    viewer.wait_text(f"{chart} .shown", "3 of 3 points")
+    viewer.wait_text(f"{chart} .legend", "two")
     assert viewer.errors == []
 
 

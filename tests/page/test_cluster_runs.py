@@ -29,6 +29,8 @@ from llmtrain.page.mirror import Mirror
 from llmtrain.page.run_catalog import RunCatalog
 from llmtrain.page.security import Access
 from llmtrain.page.server import make_app
+from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.task_scores import newest_task_scores, write_task_scores
 from local_pods_cluster import LocalPodsCluster, record_of_claim
 
 
@@ -163,11 +165,13 @@ def test_reader_pod_that_cannot_be_created_is_reported(run: FakeRun, runs: Clust
 def test_mirror_copies_small_files_and_appends_metrics(tmp_path: Path) -> None:
     remote = make_run(tmp_path / "volume", "demo", steps=50, world_size=2)
     (remote / "checkpoints" / "step_50" / "model.safetensors").write_bytes(b"x" * 1000)
+    write_task_scores(RunDirectory(remote), 50, {"grammar": {"metrics": {"acc": 0.5}}})
     cluster: Any = LocalPodsCluster(tmp_path / "volume")
     copy = Mirror(cluster, record_of_claim("demo"), tmp_path / "copy")
     with reader_pod(ObservedRun(cluster, record_of_claim("demo"))) as reader:
         copy.read_once(reader)
         assert (copy.run.metrics).read_bytes() == (remote / "metrics.jsonl").read_bytes()
+        assert newest_task_scores(copy.run) == {"grammar/acc": 0.5}
         assert (copy.run.heartbeats / "rank-1.json").exists()
         assert (copy.run.checkpoints / "step_50" / "manifest.json").exists()
         assert not (copy.run.checkpoints / "step_50" / "model.safetensors").exists()

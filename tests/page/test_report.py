@@ -15,9 +15,11 @@ import pytest
 from demo_runs import HOSTILE, make_run
 from llmtrain.config.document import dump_document
 from llmtrain.config.load import load_config
-from llmtrain.page.report import MAX_BYTES, report_html
+from llmtrain.page.report import MAX_BYTES, report_html, run_data
+from llmtrain.page.report_markdown import report_markdown
 from llmtrain.page.values import plain
 from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.task_scores import write_task_scores
 
 Cli = Callable[..., Any]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -162,6 +164,26 @@ def test_report_opens_from_disk_without_network(tmp_path: Path) -> None:
         assert "<title>ran" not in dom, "a script in the data has run"
         assert shown.count("first") >= 1
         assert ("&lt;script&gt;" in shown) is True, "hostile text is shown as text"
+
+
+def test_report_shows_scores_on_tasks(tmp_path: Path) -> None:
+    """Curves after the losses, the newest ones among the facts, and all in a table."""
+    run = RunDirectory(make_run(tmp_path, "first", steps=40))
+    for step in (20, 40):
+        write_task_scores(run, step, {"hellaswag": {"metrics": {"acc": step / 100, "acc_norm": 0.5}}})
+    text = report_html([run])
+    curves = data_of(text)["runs"][0]["curves"]
+    assert curves["tasks/hellaswag/acc"] == {"x": [20.0, 40.0], "y": [0.2, 0.4], "total": 2}
+    files = report_markdown([run_data(run, 100)], "card")
+    assert "| hellaswag/acc | 0.4000 |" in files["card.md"]
+    if CHROMIUM:
+        page = tmp_path / "report.html"
+        page.write_text(text)
+        shown = dom_after_scripts(page, tmp_path / "home").split('id="data"')[0]
+        charts = re.findall(r'data-chart="([^"]+)"', shown)
+        assert charts.index("loss") < charts.index("tasks/hellaswag/acc") < charts.index("lr")
+        assert "Scores on tasks" in shown
+        assert "0.4000" in shown
 
 
 def test_report_needs_no_extra(tmp_path: Path) -> None:

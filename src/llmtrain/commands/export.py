@@ -89,10 +89,13 @@ def command(
     base = parse_hub_model(base_model, "--base-model") if base_model is not None else None
     destination = tempfile.TemporaryDirectory() if to is None else nullcontext(to)
     # An interrupted export removes what it wrote and ends the process that checks it.
-    with StopFlag(), progress("Loading the model") as show_progress, destination as folder:
+    with StopFlag() as stop, progress("Loading the model") as show_progress, destination as folder:
+        stop.interrupted = "Interrupted: nothing was exported."
         from llmtrain.inference.export import FORMATS, ExportOptions, export_model, parse_dtype, with_base_model
+        from llmtrain.inference.export_directory import remove_unfinished
         from llmtrain.inference.load import load_model
 
+        stop.before_leaving = remove_unfinished
         check_one_of("--format", format_, FORMATS)
         options = ExportOptions(merge, parse_dtype("--dtype", dtype, format_), cast("Format", format_), not no_check)
         loaded = with_base_model(load_model(source, "cpu"), base)
@@ -101,6 +104,7 @@ def command(
         written = export_model(loaded, path, options, source)
         url = None
         if push_to_hub is not None:
+            stop.interrupted = "Interrupted before the upload was complete."
             show_progress(f"Uploading {push_to_hub}")
             url = upload_model(path, push_to_hub, private, f"{describe(loaded)}, exported by llmtrain")
     value = {

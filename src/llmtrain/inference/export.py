@@ -2,9 +2,7 @@
 
 import errno
 import os
-import shutil
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -12,7 +10,7 @@ from typing import Literal
 from safetensors import SafetensorError
 from torch import nn
 
-from llmtrain.checkpoint.artifacts import CARD, TEMPORARY, temporary_path, write_origin
+from llmtrain.checkpoint.artifacts import CARD, TEMPORARY, write_origin
 from llmtrain.checkpoint.model_card import card_with_base_model, model_card
 from llmtrain.config.model import HfCausalLmSection
 from llmtrain.core.arguments import Source, check_one_of
@@ -23,6 +21,7 @@ from llmtrain.errors import DataError, UsageError
 from llmtrain.hub.model_names import HubModel
 from llmtrain.inference.export_check.check import CHECK, Check, Target, check_export, why_unchecked
 from llmtrain.inference.export_check.expected import Expected, expect
+from llmtrain.inference.export_directory import fill_directory, remove_leftovers
 from llmtrain.inference.gguf.write import GGUF_DTYPES, GGUF_FILE, check_gguf, is_read_by_transformers, write_gguf
 from llmtrain.inference.load import LoadedModel
 from llmtrain.models.base import EXPORT_DTYPES
@@ -62,12 +61,13 @@ def export_model(loaded: LoadedModel, folder: Path, options: ExportOptions, sour
         check_gguf(loaded, options.merge)
     try:
         target = Path(os.path.realpath(folder))  # `.` or a link is filled where it points to, perhaps on another disk
+        remove_leftovers(target)
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise UsageError(f"{folder} exists and is not empty.", remedy="Choose another directory for --to.")
         check_finite(loaded.module)
         target.parent.mkdir(parents=True, exist_ok=True)
         checks = []
-        _fill_directory(target, lambda new: checks.append(_write_checked(loaded, new, options, source)))
+        fill_directory(target, lambda new: checks.append(_write_checked(loaded, new, options, source)))
         return Exported(sorted(path.name for path in target.iterdir()), checks[0])
     except (OSError, SafetensorError) as problem:  # safetensors raises its own error on ENOSPC
         if is_full(problem) or f"os error {errno.ENOSPC}" in str(problem):
@@ -172,23 +172,6 @@ def default_dtype(loaded: LoadedModel) -> str:
     if loaded.is_run and not has_adapter(loaded.module):
         return "float32"
     return loaded.adapter.base_dtype()
-
-
-def _fill_directory(target: Path, fill: Callable[[Path], None]) -> None:
-    """A new directory gets its name when it is complete. An existing one is not replaced: it may be a mount point or
-    a current directory."""
-    is_new = not target.exists()
-    new = temporary_path(target if is_new else target / "model", "new")
-    new.mkdir()
-    try:
-        fill(new)
-        if is_new:
-            new.rename(target)
-        else:
-            for path in sorted(new.iterdir()):
-                path.rename(target / path.name)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
 
 
 def _write_model(loaded: LoadedModel, folder: Path, options: ExportOptions, dtype: str) -> None:

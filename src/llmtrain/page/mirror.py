@@ -27,7 +27,7 @@ MAX_BYTES = 1 << 20
 """Maximum bytes of a file other than the metrics."""
 _NAMES = RunDirectory(Path())
 _FILES = {path.name for path in (_NAMES.config, _NAMES.meta, _NAMES.metrics, _NAMES.generations, _NAMES.finished)}
-_DIRECTORIES = {path.name for path in (_NAMES.exits, _NAMES.heartbeats, _NAMES.samples)}
+_DIRECTORIES = {path.name for path in (_NAMES.exits, _NAMES.heartbeats, _NAMES.samples, _NAMES.task_scores)}
 
 
 class Mirror:

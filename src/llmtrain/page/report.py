@@ -16,7 +16,16 @@ from llmtrain.page.bundle import STATIC, bundle
 from llmtrain.page.downsample import SMOOTHING, min_max, shortened
 from llmtrain.page.own_fields import own_fields
 from llmtrain.page.report_markdown import fact_table, loss_svg
-from llmtrain.page.run_values import Values, compact_ranks, end_sample, run_details, run_row, shown_config, why
+from llmtrain.page.run_values import (
+    Values,
+    compact_ranks,
+    end_sample,
+    run_details,
+    run_row,
+    score_curves,
+    shown_config,
+    why,
+)
 from llmtrain.page.series import EVAL, TRAIN, MetricsSeries, rising, rounded
 from llmtrain.page.values import flat, json_text
 from llmtrain.runs.data_statistics import statistics_cells, statistics_rows
@@ -68,7 +77,7 @@ def run_data(run: RunDirectory, columns: int, state: RunState | None = None) -> 
         "details": details,
         "why": why(view) if row["state"] != RunState.FINISHED else None,
         "ranks": compact_ranks(view.ranks()),
-        "curves": _curves(series, columns),
+        "curves": _curves(series, columns) | score_curves(view, float),
         "axes": _axes(series),
         "best": _best(series),
         "tokens": max(filter(math.isfinite, series.train.columns["tokens"]), default=None),

@@ -34,6 +34,7 @@ def fact_table(run: Values) -> list[tuple[str, str]]:
         ("Training loss", _number(row["loss"], ".4f")),
         ("Validation loss", _number(row["val_loss"], ".4f")),
         ("Best validation loss", best),
+        *_scores(run),
         ("Parameters", _number(run["details"]["parameters"], ",")),
         ("Tokens", _number(run["tokens"], ",.0f")),
         ("Tokens per second, last", _number(row["tokens_per_second"], ",.0f")),
@@ -46,6 +47,12 @@ def fact_table(run: Values) -> list[tuple[str, str]]:
         ("Cost", None if row["cost"] is None else money(row["cost"], row["currency"])),
     ]
     return [(name, text) for name, text in facts if text is not None]
+
+
+def _scores(run: Values) -> list[tuple[str, str | None]]:
+    """The newest scores on tasks."""
+    scored = run["details"]["task_scores"]
+    return [(name, _number(value, ".4f")) for name, value in (scored[-1]["values"] if scored else {}).items()]
 
 
 def report_markdown(runs: Sequence[Values], name: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """What the page and the report show of a run, as JSON values. RunView reads the files."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llmtrain.plan.cost import cost_of_run
@@ -17,6 +17,10 @@ from llmtrain.runs.view import RankView, RunView
 Values = dict[str, Any]
 _MAX_SHORT_WHY = 300
 _MAX_SCORED_STEPS = 20
+_MAX_SCORE_POINTS = 300
+_MAX_SCORE_CURVES = 8
+SCORE = "tasks/"
+"""How the names of curves of scores begin."""
 
 
 def run_row(view: RunView) -> Values:
@@ -129,16 +133,31 @@ def run_details(view: RunView) -> Values:
         "git": short_text(git.get("sha")) or None,
         "parameters": integer(view.result.get("parameters")) or None,
         "samples": view.sample_steps(),
-        "task_scores": _task_scores(view),
+        "task_scores": _task_scores(view, _MAX_SCORED_STEPS),
         "has_end_sample": bool(end_sample(view)),
         "logs": view.log_ranks(),
     }
 
 
-def _task_scores(view: RunView) -> list[Values]:
+def score_curves(view: RunView, place: Callable[[int], float | None]) -> Values:
+    """Scores on tasks over the steps: those that the newest evaluation has first. `place`: where a step is on the
+    axis."""
+    scored = _task_scores(view, _MAX_SCORE_POINTS)
+    names = list(dict.fromkeys(name for each in reversed(scored) for name in each["values"]))
+    curves = {}
+    for name in names[:_MAX_SCORE_CURVES]:
+        points = [(place(each["step"]), each["values"].get(name)) for each in scored]
+        shown = [(x, y) for x, y in points if x is not None and y is not None]
+        if shown:
+            x, y = zip(*shown, strict=True)
+            curves[SCORE + name] = {"x": list(x), "y": list(y), "total": len(shown)}
+    return curves
+
+
+def _task_scores(view: RunView, most: int) -> list[Values]:
     """The newest scores on tasks: step, and `NAME/METRIC` -> value."""
     found = []
-    for step in scored_steps(view.run)[-_MAX_SCORED_STEPS:]:
+    for step in scored_steps(view.run)[-most:]:
         values = {}
         for task, score in task_scores_at(view.run, step).items():
             for metric, value in score["metrics"].items():

@@ -24,7 +24,7 @@ from llmtrain.page.downsample import SMOOTHING
 from llmtrain.page.log_file import line_begin, read_chunk, search
 from llmtrain.page.run_catalog import NotFound, RunCatalog
 from llmtrain.page.run_groups import RunGroups
-from llmtrain.page.run_values import end_sample, shown_config
+from llmtrain.page.run_values import end_sample, score_curves, shown_config
 from llmtrain.page.security import Access, AccessCheck, read_cookie
 from llmtrain.page.series import AXES, EVAL, TRAIN
 from llmtrain.page.stream import ListEvents, RunEvents
@@ -170,7 +170,8 @@ def _sparks(catalog: RunCatalog, request: Request) -> Any:
 
 
 def _curves(catalog: RunCatalog, request: Request) -> Any:
-    """Curves for charts: `metric=NAME:COLUMNS`, repeated; optionally only `from` to `to`."""
+    """Curves for charts: `metric=NAME:COLUMNS`, repeated; optionally only `from` to `to`. Those of scores on tasks have
+    few points, and are always there."""
     query = request.query_params
     key = _key(request)
     axis = query.get("axis", "step")
@@ -189,6 +190,7 @@ def _curves(catalog: RunCatalog, request: Request) -> Any:
         pixels = min(MAX_COLUMNS, max(1, int(columns[:6])))
         smoothing = weight if name == "train/loss" else 0.0
         curves[name] = series.curve(name, axis, pixels, start, end, smoothing, is_exact=smooth is not None)
+    curves |= score_curves(catalog.view(key), lambda step: series.axis_at(step, axis))
     places = [{**mark, "x": series.axis_at(mark["step"], axis)} for mark in catalog.details(key)["marks"]]
     return {
         "position": series.position,

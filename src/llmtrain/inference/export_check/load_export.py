@@ -4,8 +4,10 @@ export_check.py runs this file in a process of its own, which does not import ll
     python -P load_export.py DIRECTORY       with DIRECTORY/request.json; writes result.json and logits.safetensors
 """
 
+import ctypes
 import importlib.util
 import json
+import signal
 import sys
 import urllib.request
 from importlib.metadata import version
@@ -25,6 +27,8 @@ GGUF_FIELDS = {
 
 def main() -> None:
     directory = Path(sys.argv[1])
+    if sys.platform == "linux":  # llmtrain may be killed
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     request = json.loads((directory / "request.json").read_text())
     names = ["transformers", "torch", "peft"] if request["base"] else ["transformers", "torch"]
     result: Values = {"versions": {name: version(name) for name in names}}

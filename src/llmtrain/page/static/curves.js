@@ -20,6 +20,8 @@ const CHARTS = [
   { id: "mfu", title: "MFU", unit: "of peak FLOP/s", metrics: ["train/mfu"], format: percent, isOptional: true },
   { id: "memory", title: "Peak memory", unit: "per GPU", metrics: ["train/peak_memory_bytes"], format: bytes, isOptional: true },
 ];
+const SCORE = "tasks/";  // curves of scores: whatever tasks the runs have been scored on
+const BEFORE_SCORES = "lr";
 const AXES = { step: "Step", tokens: "Tokens", time: "Time" };
 const AXIS_TITLES = { step: "step", tokens: "tokens", time: "time since the first step" };
 const FEWEST_SMOOTHED = 3;  // points; of fewer there is nothing to smooth
@@ -41,14 +43,28 @@ export class CurvesPanel {
     this.grid = h("div", { class: "charts" });
     this.element.append(this.toolbar(), this.grid, this.markKeys());
     parent.append(this.element);
+    this.charts = CHARTS.map((each) => this.newChart(each));
+  }
+
+  newChart(each) {
     const heights = isNarrow() ? { wide: 240, other: 150 } : { wide: 320, other: 200 };
-    this.charts = CHARTS.map((each) => {
-      const chart = new Chart(this.grid, { title: each.title, unit: each.unit, format: each.format, ticks: each.ticks ?? each.format, height: each.isWide ? heights.wide : heights.other, hidden: this.hidden, onZoom: (range) => this.zoom(range), onToggle: (label) => this.toggle(label) });
-      chart.element.classList.toggle("wide", Boolean(each.isWide));
-      chart.element.dataset.chart = each.id;
-      chart.element.hidden = Boolean(each.isOptional);
-      return { ...each, chart };
-    });
+    const chart = new Chart(this.grid, { title: each.title, unit: each.unit, format: each.format, ticks: each.ticks ?? each.format, height: each.isWide ? heights.wide : heights.other, hidden: this.hidden, onZoom: (range) => this.zoom(range), onToggle: (label) => this.toggle(label) });
+    chart.element.classList.toggle("wide", Boolean(each.isWide));
+    chart.element.dataset.chart = each.id;
+    chart.element.hidden = Boolean(each.isOptional);
+    return { ...each, chart };
+  }
+
+  // After the losses, a chart per score that a run has.
+  addScoreCharts() {
+    const names = new Set([...this.data.values()].flatMap(({ curves }) => Object.keys(curves)).filter((name) => name.startsWith(SCORE)));
+    for (const { id } of this.charts) names.delete(id);
+    for (const name of names) {
+      const added = this.newChart({ id: name, title: name.slice(SCORE.length), unit: "score on the task", metrics: [name], format: precise, isOptional: true, isScore: true });
+      const place = this.charts.findIndex(({ id }) => id === BEFORE_SCORES);
+      this.grid.insertBefore(added.chart.element, this.charts[place].chart.element);
+      this.charts.splice(place, 0, added);
+    }
   }
 
   toolbar() {
@@ -149,7 +165,7 @@ export class CurvesPanel {
 
   async load() {
     const request = (this.request = {});
-    const metric = this.charts.flatMap(({ chart, metrics, isWide }) => {
+    const metric = this.charts.filter(({ isScore }) => !isScore).flatMap(({ chart, metrics, isWide }) => {
       const width = chart.canvas.clientWidth || this.grid.clientWidth / (isWide ? 1 : 2);
       return metrics.map((name) => `${name}:${Math.max(50, Math.round(width - AXIS_PIXELS))}`);
     });
@@ -165,9 +181,10 @@ export class CurvesPanel {
       const key = this.keys[index];
       if (answer.problem) return;
       const end = parseInt(answer.position, 10), loaded = answer.curves["train/loss"]?.total ?? 0;
-      this.data.set(key, { ...answer, end, loaded });
+      this.data.set(key, { ...answer, end, loaded, marksText: this.data.get(key)?.marksText });
       if (this.ends.get(key) > end) this.readAgain(RETRY_MS);  // rows came meanwhile
     });
+    this.addScoreCharts();
     this.draw();
   }
 
@@ -194,7 +211,8 @@ export class CurvesPanel {
       return settings.axis === "tokens" ? table.tokens.map((value) => value ?? lastOf(data.curves["train/loss"].x)) : table.step;
     };
     let isLong = false;
-    for (const { metrics, chart } of this.charts) {
+    if (rows.eval.step.length && this.charts.some(({ isScore }) => isScore)) this.readAgain(PROBLEM_MS);
+    for (const { metrics, chart } of this.charts.filter(({ isScore }) => !isScore)) {
       for (const name of metrics) {
         const table = name.startsWith("val/") ? rows.eval : rows.train;
         const curve = data.curves[name];
@@ -275,7 +293,7 @@ export class CurvesPanel {
         if (isOnly) found.push({ label: "raw", x: curve.x, y: curve.y, color: paint, kind: "raw" });
         found.push({ label, x: curve.smooth.x, y: curve.smooth.y, color: paint, kind: "line", smoothOf: "raw" });
       } else if (curve.x.length || !isVal) {
-        found.push({ label, x: curve.x, y: curve.y, color: paint, kind: isVal ? (isOnly ? "points" : "dashed") : "line" });
+        found.push({ label, x: curve.x, y: curve.y, color: paint, kind: isVal ? (isOnly ? "points" : "dashed") : name.startsWith(SCORE) ? "points" : "line" });
       }
     }
     return found;
@@ -289,9 +307,10 @@ export class CurvesPanel {
 
   setMarks(key, details) {
     const data = this.data.get(key);
-    if (!data || JSON.stringify(details.marks) === data.marksText) return;
+    const text = JSON.stringify([details.marks, details.task_scores]);
+    if (!data || text === data.marksText) return;
     const isFirst = data.marksText === undefined;
-    data.marksText = JSON.stringify(details.marks);
+    data.marksText = text;
     if (!isFirst || details.marks.length !== data.marks.length) this.load();
   }
 

@@ -5,7 +5,7 @@ import { CurvesPanel } from "./curves.js";
 import { card, command, h, isNarrow, sparkline, tiles } from "./dom.js";
 import { beside, bytes, clock, compact, count, duration, loss, money, percent, plural, setServerTime } from "./format.js";
 import { RanksPanel, table } from "./ranks.js";
-import { configTable, sourcesCard, whyCard } from "./run.js";
+import { configTable, scoreFacts, scoresCard, sourcesCard, whyCard } from "./run.js";
 import { stateBadge } from "./state.js";
 import { sweepCards } from "./sweep_table.js";
 
@@ -19,6 +19,7 @@ function facts(run) {
     ["Training loss", loss(row.loss)],
     ["Validation loss", loss(row.val_loss)],
     ["Best validation loss", run.best === null ? "–" : `${loss(run.best.loss)} at ${count(run.best.step)}`],
+    ...scoreFacts(details),
     ["Tokens", compact(run.tokens)],
     ["Tokens/s, last", compact(row.tokens_per_second)],
     ["MFU", percent(row.mfu)],
@@ -101,7 +102,7 @@ function showRun(parent, run, isOnly) {
   if (run.data.length) parent.append(card("Data", table(run.data[0], run.data.slice(1))));
   const more = h("div", { class: "below" });
   parent.append(more);
-  more.append(samples(run) ?? "", config(run, isOnly), folded("Commands, checkpoints and machine", files(run)));
+  more.append(scoresCard(run.details) ?? "", samples(run) ?? "", config(run, isOnly), folded("Commands, checkpoints and machine", files(run)));
   if (run.ranks.rank.length > 1 || run.details.generations.length > 1) ranks(more, run);
 }
 

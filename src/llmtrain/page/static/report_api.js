@@ -29,8 +29,9 @@ function part(run, curve, axis, from, to) {
 export async function get(_, { key, axis, smooth, metric, from, to }) {
   const run = data.runs.find((each) => each.key === key);
   const curves = {};
-  for (const text of metric) {
-    const name = text.split(":")[0], own = run.curves[name];
+  const scores = Object.keys(run.curves).filter((name) => name.startsWith("tasks/"));
+  for (const name of [...metric.map((text) => text.split(":")[0]), ...scores]) {
+    const own = run.curves[name];
     if (!own) continue;
     const shown = part(run, own, axis, from, to);
     const total = from === undefined ? own.total : Math.max(shown.x.length, Math.round((own.total * shown.x.length) / own.x.length));

@@ -127,11 +127,7 @@ export class RunView {
     const place = h("div");
     this.body.append(place);
     const draw = (details) => {
-      const scored = details.task_scores ?? [];
-      const names = [...new Set(scored.flatMap((each) => Object.keys(each.values)))].sort();
-      const text = (value) => (value === undefined || value === null ? "–" : value.toFixed(4));
-      const rows = [...scored].reverse().map((each) => [count(each.step), ...names.map((name) => text(each.values[name]))]);
-      place.replaceChildren(card("Scores on tasks", table(["Step", ...names], rows)));
+      place.replaceChildren(scoresCard(details) ?? "");
     };
     draw(this.details);
     this.panel = { setDetails: draw };
@@ -191,7 +187,7 @@ export class RunView {
     const all = [
       ["Step", row.max_steps ? `${count(row.step)} / ${count(row.max_steps)}` : count(row.step)],
       ["ETA", left(row)], ["Training loss", loss(row.loss)], ["Validation loss", loss(row.val_loss)],
-      ["Best validation loss", loss(row.best_val_loss)], ...this.taskFacts(),
+      ["Best validation loss", loss(row.best_val_loss)], ...scoreFacts(this.details),
       ["Tokens/s, last", compact(row.tokens_per_second)], ["MFU", percent(row.mfu)], ["Parameters", compact(row.parameters)],
       isLocal ? ["Processes", count(row.processes)] : ["Pods × processes", `${row.pods} × ${row.processes}`],
       ["Restarts", row.restarts ? count(row.restarts) : "–"],
@@ -212,12 +208,6 @@ export class RunView {
     const sources = JSON.stringify(row.sources ?? []);
     if (this.shownSources !== sources) this.sources.replaceChildren(sourcesCard(row.sources) ?? "");
     this.shownSources = sources;
-  }
-
-  // The newest scores, beside the losses.
-  taskFacts() {
-    const newest = this.details?.task_scores?.at(-1)?.values ?? {};
-    return Object.entries(newest).slice(0, TASK_TILES).map(([name, value]) => [name, value === null ? "–" : value.toFixed(4)]);
   }
 
   setActions(actions) {
@@ -256,6 +246,24 @@ export class RunView {
     this.panel?.close?.();
     document.title = "llmtrain";
   }
+}
+
+// The newest scores on tasks, beside the losses.
+export function scoreFacts(details) {
+  const newest = details?.task_scores?.at(-1)?.values ?? {};
+  return Object.entries(newest).slice(0, TASK_TILES).map(([name, value]) => [name, scoreText(value)]);
+}
+
+export function scoresCard(details) {
+  const scored = details.task_scores ?? [];
+  if (!scored.length) return null;
+  const names = [...new Set(scored.flatMap((each) => Object.keys(each.values)))].sort();
+  const rows = [...scored].reverse().map((each) => [count(each.step), ...names.map((name) => scoreText(each.values[name]))]);
+  return card("Scores on tasks", table(["Step", ...names], rows));
+}
+
+function scoreText(value) {
+  return value === undefined || value === null ? "–" : value.toFixed(4);
 }
 
 // What a run on a mixture has used of each source, and how well it knows it.
