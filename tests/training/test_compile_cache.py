@@ -12,10 +12,12 @@ import torch
 from llmtrain.compat.numerics import Numerics
 from llmtrain.config.model import GptSection
 from llmtrain.config.schema import Config
+from llmtrain.distributed.world import World
 from llmtrain.models.gpt.adapter import GPTAdapter
 from llmtrain.training import compile_cache as module
 from llmtrain.training.compilation import WHOLE_MODEL_STEPS, compiled_parts
-from llmtrain.training.compile_cache import CompileCache, cache_key
+from llmtrain.training.compile_cache import CompileCache
+from llmtrain.training.start_up import starting_up
 
 MakeConfig = Callable[..., Config]
 
@@ -139,12 +141,18 @@ def test_local_directory_must_be_ours_alone(tmp_path: Path, monkeypatch: pytest.
         module._private_directory()
 
 
-def test_key_depends_on_what_is_compiled(make_config: MakeConfig) -> None:
-    class OneProcess:
-        device = torch.device("cpu")
+def test_file_depends_on_what_is_compiled(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
+    for name in (module.INDUCTOR_DIRECTORY, module.TRITON_DIRECTORY):
+        monkeypatch.delenv(name, raising=False)
 
     def key(**changes: object) -> str:
-        return cache_key(make_config(**changes), OneProcess())  # type: ignore[arg-type]
+        config = make_config(trainer__compile=True, **changes)
+        with starting_up(config, World(device=torch.device("cpu")), 0.0) as start:
+            assert start.cache is not None
+            return start.cache.path.name
 
     same = {key(), key(trainer__lr=0.5), key(trainer__max_steps=4), key(run__seed=9)}
     assert len(same) == 1, "trials of a sweep share it"

@@ -130,7 +130,7 @@ def _llmtrain_task(
         if mode == "doctor":
             check_here(loaded, json_)
         elif mode == "smoke":
-            smoke_here(loaded, json_)
+            smoke_here(loaded.distributed, loaded.run, json_)
         else:
             train_here(loaded, json_, resume="auto")
 

@@ -8,7 +8,8 @@ from llmtrain.commands.options import ConfigOption, JsonOption, SetOption, show
 from llmtrain.commands.processes import forwarded_options
 
 if TYPE_CHECKING:
-    from llmtrain.config.schema import Config
+    from llmtrain.config.distributed import DistributedSection
+    from llmtrain.config.run import RunSection
 
 
 def command(
@@ -33,7 +34,7 @@ def command(
     loaded = load_config(config, set_ or [])
     setup_logging(loaded.logging)
     if not processes:
-        smoke_here(loaded, json_, lr=lr, seed=seed, **sizes)
+        smoke_here(loaded.distributed, loaded.run, json_, lr=lr, seed=seed, **sizes)
         return
     from llmtrain.distributed.workers import local_node, run_processes, worker_command
 
@@ -44,14 +45,14 @@ def command(
     run_processes(local_node(processes), worker_command(*words), loaded.distributed)
 
 
-def smoke_here(loaded: "Config", json_: bool, **options: Any) -> None:
+def smoke_here(distributed: "DistributedSection", run: "RunSection", json_: bool, **options: Any) -> None:
     """Train in this process, with the defaults of train_classifier for what is not given."""
     from llmtrain.training.shutdown import StopFlag
 
     with StopFlag():  # nothing is saved, so a signal ends it immediately
         from llmtrain.training.smoke import train_classifier
 
-        result = train_classifier(loaded.distributed, loaded.run, **options)
+        result = train_classifier(distributed, run, **options)
     if result is not None:
         show(json_, result, _text(result))
 

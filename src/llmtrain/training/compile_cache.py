@@ -5,7 +5,7 @@
 
 The key is a hash of everything the code depends on: versions, device, driver, model and batch. The file is code, so it
 lies where the checkpoints of its runs and their data lie, on the volume of data.cache_dir, and only a file with the
-right checksum is unpacked. Anything else is ignored: the run compiles, and writes the file anew.
+right checksum is unpacked. Anything else is ignored: the run compiles, and writes the file again.
 """
 
 import fcntl
@@ -26,28 +26,16 @@ from typing import Any
 
 import torch
 
-from llmtrain.config.schema import Config
 from llmtrain.core.env import scoped_environment
 from llmtrain.core.files import write_bytes_atomic
 from llmtrain.core.logs import warn
-from llmtrain.core.redact import redact_values
 from llmtrain.core.text import format_bytes
-from llmtrain.data.cache_dir import token_cache_dir
-from llmtrain.distributed.world import World
 from llmtrain.runs.metadata import cpu_architecture, cpu_name
 
 INDUCTOR_DIRECTORY = "TORCHINDUCTOR_CACHE_DIR"
 TRITON_DIRECTORY = "TRITON_CACHE_DIR"
 MOST_FILES = 16
 """Kept in data.cache_dir; the oldest is deleted first."""
-_TRAINER_FIELDS = (
-    "precision",
-    "micro_batch_size",
-    "optimizer",
-    "objective",
-    "activation_checkpointing",
-    "max_grad_norm",
-)
 _FORMAT = 1
 
 
@@ -110,15 +98,14 @@ class CompileCache:
 
 
 @contextmanager
-def compile_cache(config: Config, world: World) -> Iterator[CompileCache | None]:
-    """Let the compilers use the cache of this run inside the block. None if nothing is compiled, or if the user has
+def compile_cache(directory: Path, key: str) -> Iterator[CompileCache | None]:
+    """Let the compilers use the code of a key inside the block, which is kept in `directory`. None if the user has
     chosen the compilers' directories."""
-    is_chosen = INDUCTOR_DIRECTORY in os.environ or TRITON_DIRECTORY in os.environ
-    if not config.trainer.compile or is_chosen:
+    if INDUCTOR_DIRECTORY in os.environ or TRITON_DIRECTORY in os.environ:
         yield None
         return
     try:
-        cache = _open(config, world)
+        cache = _open(directory / f"{key}.tar", key)
     except OSError as problem:  # a full or read-only temporary directory: the compilers report it, if they cannot work
         warn("TRAIN", f"compiled code is not kept for the next start: {problem}")
         yield None
@@ -129,10 +116,9 @@ def compile_cache(config: Config, world: World) -> Iterator[CompileCache | None]
         yield cache
 
 
-def _open(config: Config, world: World) -> CompileCache:
-    key = cache_key(config, world)
+def _open(path: Path, key: str) -> CompileCache:
     directory = _private_directory()
-    cache = CompileCache(token_cache_dir(config.data) / "compiled" / f"{key}.tar", directory / key)
+    cache = CompileCache(path, directory / key)
     with (directory / f"{key}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the processes of a machine start at once
         cache.unpack()
@@ -149,18 +135,10 @@ def _private_directory() -> Path:
     return directory
 
 
-def cache_key(config: Config, world: World) -> str:
-    """A hash of what compiled code depends on. Too fine a key compiles once more; too coarse a one is safe as well,
-    because the compilers look each piece of code up by its own hash."""
-    trainer = config.trainer.model_dump(mode="json", include=set(_TRAINER_FIELDS))
-    facts = {
-        "format": _FORMAT,
-        "environment": environment(world.device),
-        "model": redact_values(config.model.model_dump(mode="json")),
-        "trainer": trainer,
-        "strategy": config.distributed.strategy,
-        "deterministic": config.run.deterministic,
-    }
+def cache_key(inputs: Mapping[str, Any], device: torch.device) -> str:
+    """A hash of what compiled code depends on: fields of the config, versions and device. Too fine a key compiles once
+    more; too coarse a one is safe as well, because the compilers look each piece of code up by its own hash."""
+    facts = {"format": _FORMAT, "environment": environment(device), **inputs}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -54,7 +54,7 @@ def dry_run(config: Config) -> dict[str, Any] | None:
         loss = total.item() / max(1, components.objective.items(batch))
     config = config.with_values("trainer", max_steps=max_steps_of(config.trainer, components.train_batches))
     warn_if_short(config.trainer, is_smoke_test=isinstance(config.data, DummyTextSection))
-    plan = _plan(given, components.adapter, process, world.device)
+    plan = make_plan(with_vocabulary(given, components.adapter.vocab_size), _this_machine(process, world.device))
     return {
         "dry_run": True,
         "model": config.model.name,
@@ -80,13 +80,11 @@ def dry_run(config: Config) -> dict[str, Any] | None:
     }
 
 
-def _plan(config: Config, adapter: ModelAdapter, process: ProcessInfo, device: torch.device) -> Plan:
-    """The plan of the run on machines like this one."""
+def _this_machine(process: ProcessInfo, device: torch.device) -> Target:
+    """All nodes are like this one."""
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else machine_memory()
     nodes = max(1, process.world_size // process.local_world_size)
-    return make_plan(
-        with_vocabulary(config, adapter.vocab_size), Target(device.type, memory, None, nodes, process.local_world_size)
-    )
+    return Target(device.type, memory, None, nodes, process.local_world_size)
 
 
 def _state_bytes(plan: Plan, adapter: ModelAdapter, module: nn.Module, optimizer: str) -> int:

@@ -8,11 +8,23 @@ from dataclasses import dataclass
 from llmtrain.config.schema import Config
 from llmtrain.core.logs import log
 from llmtrain.core.progress import phase_seconds
+from llmtrain.core.redact import redact_values
+from llmtrain.data.cache_dir import token_cache_dir
 from llmtrain.distributed.world import World
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.generations import note_generation
-from llmtrain.training.compile_cache import CompileCache, compile_cache
+from llmtrain.training.compile_cache import CompileCache, cache_key, compile_cache
 from llmtrain.training.throughput import Timing
+
+_COMPILED_FIELDS = {
+    "precision",
+    "micro_batch_size",
+    "optimizer",
+    "objective",
+    "activation_checkpointing",
+    "max_grad_norm",
+}
+"""Of the section trainer: what decides which code is compiled. So trials that vary others share it."""
 
 
 @dataclass
@@ -57,8 +69,17 @@ class StartUp:
 @contextmanager
 def starting_up(config: Config, world: World, began: float) -> Iterator[StartUp]:
     """Inside the block the compilers use the code of earlier starts."""
-    with compile_cache(config, world) as cache:
-        yield StartUp(began, config.trainer.compile, cache if world.is_first else None)
+    if not config.trainer.compile:
+        yield StartUp(began, False, None)
+        return
+    inputs = {
+        "model": redact_values(config.model.model_dump(mode="json")),
+        "trainer": config.trainer.model_dump(mode="json", include=_COMPILED_FIELDS),
+        "strategy": config.distributed.strategy,
+        "deterministic": config.run.deterministic,
+    }
+    with compile_cache(token_cache_dir(config.data) / "compiled", cache_key(inputs, world.device)) as cache:
+        yield StartUp(began, True, cache if world.is_first else None)
 
 
 def record_start(run: RunDirectory, generation: int, timing: Timing) -> None:
