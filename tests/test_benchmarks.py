@@ -33,6 +33,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "scaling": ("--rounds", "1", "--steps", "2", "--variant", "1 process"),
     "start_many": ("--rounds", "1"),
     "startup": ("--rounds", "1"),
+    "startup_gpu": ("--tiny",),
     "step_throughput": (),
     "step_profile": ("--steps", "2", "--config", "gpt_smoke"),
     "sweep": ("--one-layer", "--steps", "12", "--first-rung", "4", "--set", "model.d_model=32"),
