@@ -37,8 +37,9 @@ A_FEW = [
 
 
 def test_sweep_has_every_fault_point() -> None:
-    # `prepare` is before the first step: tests/faults/test_world_launcher.py.
-    assert {point for point, _, _ in EVERYWHERE} | {REPLACING, "prepare"} == set(faults.POINTS)
+    # Before the first step: `prepare` in tests/faults/test_world_launcher.py, `reference` in
+    # tests/training/test_preference_exact.py.
+    assert {point for point, _, _ in EVERYWHERE} | {REPLACING, "prepare", "reference"} == set(faults.POINTS)
 
 
 def kill(config: Config, point: str, step: int, rank: int, resume: str | None = None) -> list[ChildExit]:

@@ -115,8 +115,6 @@ class _SharedStop:
 
 def _checked(request: EvalRequest) -> tuple[list[Source], Baseline | None]:
     """The sources, each with the checkpoint that is evaluated, and the baseline. Raises for what does not exist."""
-    if request.files:
-        expand_files(request.files, "--file")
     sources = []
     baseline = None
     for source in request.sources:
@@ -134,4 +132,6 @@ def _checked(request: EvalRequest) -> tuple[list[Source], Baseline | None]:
         if request.baseline is not None:
             baseline = find_baseline(request.baseline, source)
         sources.append(source)
+    if request.files:
+        expand_files(request.files, "--file")
     return sources, baseline

@@ -77,7 +77,7 @@ class ExitReport:
             message=redact(error.what_and_known),
             remedy=redact(error.remedy) if error.remedy else None,
             silent_ranks=tuple(silent) if isinstance(silent, list) else (),
-            details={**_position, **error.as_dict(), "like": error.like},
+            details={**_position, **error.as_dict(), **({"like": error.like} if error.like else {})},
         )
 
     @classmethod
