@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 import fork_server
@@ -71,6 +72,7 @@ def test_node_forks_before_it_has_threads(tmp_path: Path) -> None:
     assert forks(tmp_path, *words, LLMTRAIN_EXIT_CODES="pytorchjob") == [1]
 
 
+@pytest.mark.slow
 def test_training_with_data_workers_never_forks(tmp_path: Path, tiny: list[str]) -> None:
     sets = [word for text in (*tiny, "data.num_workers=1", "trainer.max_steps=2") for word in ("--set", text)]
     assert forks(tmp_path, "train", "--config", "gpt_smoke", *sets) == []

@@ -56,6 +56,7 @@ def test_tour_commands_succeed(tmp_path):
     assert (tmp_path / "my-tokenizer" / "tokenizer.json").is_file()
 
 
+@pytest.mark.slow
 def test_distributed_guide_commands_succeed_with_equal_hashes(tmp_path):
     assert run_tour("docs/distributed.md", tmp_path) >= 7
     hashes = [json.loads((tmp_path / "runs" / run / "finished.json").read_text()) for run in ("pair", "single")]

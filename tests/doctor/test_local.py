@@ -219,6 +219,7 @@ def test_model_larger_than_memory_fails(config: Config) -> None:
     assert names["output space"].status == "warn", "its checkpoints do not fit either"
 
 
+@pytest.mark.slow
 def test_memory_requirement(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = config.with_values("run", device="cpu").with_values("trainer", optimizer="adamw", grad_accum_steps=4)
     need = needed(cpu, Position())

@@ -87,6 +87,7 @@ def test_wikitext_trains(sandbox: Sandbox) -> None:
     assert not any("/datasets/wikitext" in request.path for request in sandbox.hub.requests)
 
 
+@pytest.mark.slow
 def test_preset_gpt_wikitext_trains(sandbox: Sandbox) -> None:
     sandbox.hub.repos["Salesforce/wikitext"] = wikitext()
     small = ("data.tokenizer=byte", "data.cache_dir=cache", "model.block_size=32", "model.d_model=32")

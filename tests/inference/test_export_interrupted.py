@@ -11,6 +11,7 @@ from rank_harness import Cli, end_clis, start_cli
 from limits import wait_until
 from llmtrain.config.load import load_config
 from llmtrain.training.run import run_training
+from slow_cases import some
 
 pytestmark = pytest.mark.hf
 
@@ -95,7 +96,7 @@ def test_a_signal_during_an_import_leaves_nothing(root: Path, workdir: Path) -> 
     assert not [path for path in workdir.iterdir() if path.suffix != ".py" and path.name != "__pycache__"]
 
 
-@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize("is_new", some([True, False], True))
 def test_an_export_after_one_that_was_killed(root: Path, workdir: Path, cli, is_new: bool) -> None:
     if not is_new:
         (workdir / "out").mkdir()

@@ -89,6 +89,7 @@ def test_each_token_is_computed_once() -> None:
     assert lengths == [3, 1, 1, 4, 1, 5, 1, BLOCK, BLOCK]
 
 
+@pytest.mark.slow
 def test_sharded_model_generates_the_same() -> None:
     def logits(world: World) -> list[torch.Tensor]:
         adapter, module = build("swiglu-2-tied")

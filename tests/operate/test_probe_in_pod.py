@@ -69,6 +69,7 @@ def names(kube: KubeServer, kind: str) -> list[str]:
     return [name for plural, _, name in kube.objects if plural == kind]
 
 
+@pytest.mark.slow
 def test_plan_uses_what_a_pod_measured(call: Any, kube: KubeServer, pods: Path, workdir: Path) -> None:
     done = call(*IN_POD, "--set", "launch.resources.memory=4Gi")
     assert done.code == 0, done.err

@@ -80,6 +80,7 @@ def test_every_option_fits_and_the_fastest_comes_first() -> None:
     assert costs == sorted(costs)
 
 
+@pytest.mark.slow
 def test_states_that_do_not_fit_are_sharded() -> None:
     config = make_config(
         {**GPT2, "n_layers": 8, "d_model": 1024, "n_heads": 16}, micro_batch_size=1, grad_accum_steps=8
@@ -108,6 +109,7 @@ def test_cpu_has_neither_fsdp_nor_quantization() -> None:
         assert "distributed.strategy" not in option.settings
 
 
+@pytest.mark.slow
 @pytest.mark.hf
 def test_llama_that_fits_only_with_adapters_is_offered_lora_and_qlora(tmp_path: Path) -> None:
     pytest.importorskip("peft")

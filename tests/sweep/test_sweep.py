@@ -122,6 +122,7 @@ def test_seeds_alone_give_the_mean_of_one_config(make_sweep: MakeSweep) -> None:
     assert table["winner"]["seeds"]["n"] == 3
 
 
+@pytest.mark.slow
 def test_optuna_is_exact_too(make_sweep: MakeSweep) -> None:
     pytest.importorskip("optuna")
     values = {"search": "optuna", "trials": 10, "halving": None, "space": {"trainer.lr": "log(1e-3,1e-1)"}}

@@ -349,6 +349,7 @@ def test_server_reachable_again_on_resume(make_config: MakeConfig, empty_store: 
     assert run["status"] == "FINISHED"
 
 
+@pytest.mark.slow
 def test_resume_with_another_store(make_config: MakeConfig, empty_store: Path, tmp_path: Path) -> None:
     """A run moved to another server has no MLflow run there: one is created."""
     for name in ("one.db", "two.db"):

@@ -82,6 +82,7 @@ def without_variables(*names: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in dropped}
 
 
+@pytest.mark.slow
 def test_model_directory_does_not_use_the_network(workspace: Workspace, tmp_path: Path) -> None:
     """No connection attempts; the last call is the control, which must make one."""
     calls = [

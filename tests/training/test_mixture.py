@@ -187,6 +187,7 @@ def test_run_longer_than_all_caps_is_refused(make: MakeConfig, before: Callable[
     assert "max_epochs" in ended.error["what"]
 
 
+@pytest.mark.slow
 def test_exhausted_source_is_said_once(make: MakeConfig, before: Callable[[], None]) -> None:
     ended = harness.run(make(trainer__max_steps=120, trainer__save_every_steps=None), before=before)
     assert ended.code == 0, ended.output

@@ -331,6 +331,7 @@ def test_modern_muon_run_resumes_exactly_from_any_step(make_config: MakeConfig, 
         assert harness.outcome(Path(config.output.root_dir), resumed) == expected, fault
 
 
+@pytest.mark.slow
 def test_muon_learns_faster_than_adamw(make_config: MakeConfig) -> None:
     changes = {"trainer__max_steps": 40, "trainer__save_every_steps": None, "trainer__schedule": "wsd"}
     losses = [

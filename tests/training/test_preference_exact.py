@@ -173,6 +173,7 @@ def reference_files(config: Config) -> list[Path]:
     return sorted((Path(config.data.cache_dir) / "references").glob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_references_are_computed_once_and_rebuilt_when_damaged(
     make: MakeConfig, alone: tuple[Config, FineTuned], tmp_path: Path
 ) -> None:
@@ -312,6 +313,7 @@ def test_ddp_and_fsdp_differ_only_by_rounding(make: MakeConfig, strategy: str, l
     assert losses(other) == pytest.approx(losses(config), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_fsdp_resumes_exactly(make: MakeConfig) -> None:
     changes = {"distributed__strategy": "fsdp"}
     config = make(**changes)

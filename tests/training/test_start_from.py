@@ -131,6 +131,7 @@ def test_origin_is_recorded_without_meta_json(cli, first: Path) -> None:
     assert set(json.loads((first.parent / "second" / "meta.json").read_text())) == {"origin"}
 
 
+@pytest.mark.slow
 def test_two_processes_start_from_the_same_weights(first: Path) -> None:
     done = ranks.start_cli(
         "train",
