@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +11,9 @@ import fault_harness as harness
 import pytest
 import torch
 
+from limits import limit
 from llmtrain.compat.numerics import Numerics
+from llmtrain.config.load import dump_config
 from llmtrain.config.model import GptSection
 from llmtrain.config.schema import Config
 from llmtrain.distributed.world import World
@@ -175,23 +179,34 @@ def test_long_runs_compile_the_whole_model(make_config: MakeConfig) -> None:
 @pytest.mark.slow
 def test_restarted_machine_compiles_nothing(make_config: MakeConfig, tmp_path: Path) -> None:
     """Killed in step 5 and resumed on a machine with an empty temporary directory: the same bits, no compilation."""
-    changes = {"trainer__compile": True, "model__dropout": 0.0, "data__cache_dir": str(tmp_path / "volume")}
-    environment = []
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        environment.append({"TMPDIR": str(tmp_path / name)})
+
+    def train(config: Config, machine: str, *words: str, fault: str = "") -> subprocess.CompletedProcess[str]:
+        (tmp_path / machine).mkdir(exist_ok=True)
+        file = tmp_path / "config.yaml"
+        file.write_text(dump_config(config))
+        command = [sys.executable, "-m", "llmtrain", "train", "--config", str(file), "--json", *words]
+        environment = {**os.environ, "TMPDIR": str(tmp_path / machine), "LLMTRAIN_FAULT": fault}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit(300))
+
+    changes = {
+        "trainer__compile": True,
+        "model__dropout": 0.0,
+        "data__cache_dir": str(tmp_path / "volume"),
+        "output__run_id": "compiled",
+    }
     whole = make_config(**changes)
-    ended = harness.start(whole, env=environment[0]).wait(timeout=300)
-    assert ended.code == 0, ended.output
-    assert "most of them for compiling" in ended.output
-    expected = harness.outcome(Path(whole.output.root_dir), ended.result)
+    ended = train(whole, "first")
+    assert ended.returncode == 0, ended.stderr
+    assert "most of them for compiling" in ended.stderr
+    expected = harness.outcome(Path(whole.output.root_dir), json.loads(ended.stdout))
     (packed,) = (tmp_path / "volume" / "compiled").iterdir()
     before = packed.read_bytes()
 
     again = make_config(**changes)
-    assert harness.start(again, fault="after_optimizer:5:0:kill", env=environment[1]).wait(timeout=300).code == -9
-    ended = harness.start(again, harness.RUN_ID, env=environment[1]).wait(timeout=300)
-    assert ended.code == 0, ended.output
-    assert "with the compiled code of an earlier start" in ended.output
-    assert harness.outcome(Path(again.output.root_dir), ended.result) == expected
+    assert again.output.root_dir != whole.output.root_dir
+    assert train(again, "second", fault="after_optimizer:5:0:kill").returncode == -9
+    ended = train(again, "second", "--resume", "auto")
+    assert ended.returncode == 0, ended.stderr
+    assert "with the compiled code of an earlier start" in ended.stderr
+    assert harness.outcome(Path(again.output.root_dir), json.loads(ended.stdout)) == expected
     assert packed.read_bytes() == before, "the second machine has compiled nothing that the first had not"
