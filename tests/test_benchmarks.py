@@ -67,14 +67,15 @@ def test_every_benchmark_is_listed() -> None:
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in (*FAST, *SKIPPED))) for n in SHORT]
 )
 def test_benchmark_prints_ratio_or_skipped(name: str, tmp_path: Path) -> None:
-    if name in ("lora", "gpt_cpu"):
+    if name in ("lora", "gpt_cpu", "preferences"):
         pytest.importorskip("transformers", reason="needs the hf extra")
     if name == "page":
         pytest.importorskip("playwright", reason="needs playwright")
         if shutil.which("chromium") is None:
             pytest.skip("needs chromium")
-    if name == "lora":
+    if name in ("lora", "preferences"):
         make_model(tmp_path / "model", max_position_embeddings=1024)
+    if name == "lora":
         make_examples(tmp_path / "rows.jsonl", 16)
     make_pairs(tmp_path / "pairs.jsonl", 16)
     write_text(tmp_path)
