@@ -102,7 +102,8 @@ class TestRuns:
         (start,) = row["generations"]
         seconds = start["start_seconds"]
         longest = max(seconds, key=seconds.__getitem__)
-        assert facts["start-up"].startswith(f"{sum(seconds.values()):.1f} s, most of it for: {longest} ")
+        total, part = sum(seconds.values()), seconds[longest]
+        assert facts["start-up"] == f"{total:.1f} s, {part:.1f} s of it: {longest}"
         assert "first step" in seconds
         assert "runs show" in facts["more"]
         assert cli("runs", "show", "one", "--root", root, "--all", "--plot").code == 64

@@ -18,7 +18,6 @@ from llmtrain.runs.state import RunState
 
 Row = dict[str, Any]
 LABEL_WIDTH = 12
-_SHOWN_PHASES = 2
 
 
 def summary_lines(value: Row, cost: RunCost | None, predicted: Prediction | None, usage: Usage) -> list[str]:
@@ -132,13 +131,12 @@ def _started(value: Row) -> str | None:
 
 
 def _start_up(value: Row) -> str | None:
-    """`12.1 s, most of it for: first step 7.8 s, loading torch 4.1 s`: of the last start that trained."""
+    """`12.1 s, 7.8 s of it: loading torch`: of the last start that trained."""
     for row in reversed(value["generations"]):
         seconds = start_seconds(row)
         if seconds:
-            longest = sorted(seconds.items(), key=lambda item: -item[1])[:_SHOWN_PHASES]
-            phases = ", ".join(f"{phase} {each:.1f} s" for phase, each in longest)
-            return f"{sum(seconds.values()):.1f} s, most of it for: {phases}"
+            longest = max(seconds, key=seconds.__getitem__)
+            return f"{sum(seconds.values()):.1f} s, {seconds[longest]:.1f} s of it: {longest}"
     return None
 
 
