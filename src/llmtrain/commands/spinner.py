@@ -1,10 +1,11 @@
 """Progress of a slow command in a terminal, on standard error; it disappears when the command has its result."""
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
+
+from llmtrain.core.progress import is_rank0
 
 
 class ShowProgress(Protocol):
@@ -19,7 +20,7 @@ def show_nothing(what: str, done: int = 0, total: int | None = None) -> None:
 @contextmanager
 def progress(what: str) -> Iterator[ShowProgress]:
     """Show that the command is at work on `what`, unless standard error is not a terminal, or rank 0 does."""
-    if not sys.stderr.isatty() or os.environ.get("RANK", "0") not in ("", "0"):
+    if not sys.stderr.isatty() or not is_rank0():
         yield show_nothing
         return
     from rich.console import Console

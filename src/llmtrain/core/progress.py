@@ -44,17 +44,17 @@ def progress_mode(mode: ProgressMode) -> Iterator[None]:
 
 def is_live() -> bool:
     """Whether progress is a live line rather than log lines."""
-    if _mode in ("log", "none") or not shows_info() or not _is_rank0():
+    if _mode in ("log", "none") or not shows_info() or not is_rank0():
         return False
     return _mode == "bar" or sys.stderr.isatty() or _has_widgets()
 
 
 def is_notebook() -> bool:
     """Whether progress is also shown as a curve: in a notebook, unless log lines were asked for."""
-    return _mode not in ("log", "none") and shows_info() and _is_rank0() and "ipykernel" in sys.modules
+    return _mode not in ("log", "none") and shows_info() and is_rank0() and "ipykernel" in sys.modules
 
 
-def _is_rank0() -> bool:
+def is_rank0() -> bool:
     """Whether the environment says rank 0: before the processes have joined, the rank is not known otherwise."""
     return os.environ.get("RANK", "0") in ("", "0")
 
@@ -113,7 +113,7 @@ class _Phases:
         self._began = now
         if is_live():
             self._line = self._line or self._show_line()
-        elif _is_rank0():
+        elif is_rank0():
             log("SETUP", f"{now - self._started:.1f} s: {what}" if self._ended else what)
 
     def _show_line(self) -> LiveLine:

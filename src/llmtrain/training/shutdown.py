@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from llmtrain.core.interrupts import is_importing, leave_at_once, stop_signals
 from llmtrain.core.logs import warn
+from llmtrain.core.progress import is_rank0
 from llmtrain.errors import Interrupted, PeerLost
 from llmtrain.runs.exit_report import exit_now, has_crashed_peer, write_exit_report
 
@@ -151,4 +152,4 @@ class StopFlag:
 
 def _is_below_bar() -> bool:
     """Whether this process shares a terminal with rank 0, which shows what happens."""
-    return sys.stderr.isatty() and os.environ.get("RANK", "0") not in ("", "0")
+    return sys.stderr.isatty() and not is_rank0()
