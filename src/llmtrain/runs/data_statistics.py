@@ -3,6 +3,7 @@
 from typing import Any
 
 from llmtrain.runs.json_values import dictionary, finite, short_text
+from llmtrain.runs.sources import cells_by_source
 
 Values = dict[str, Any]
 FIELD = "data_statistics"
@@ -26,7 +27,6 @@ def statistics_rows(meta: Values) -> list[Values]:
 
 
 def statistics_cells(rows: list[Values]) -> list[list[str]]:
-    """A table with a head; columns that no source has are left out."""
     columns = {
         "count": (rows[0]["unit"], ",.0f"),
         "tokens": ("tokens", ",.0f"),
@@ -36,9 +36,4 @@ def statistics_cells(rows: list[Values]) -> list[list[str]]:
         "tokens_cut_off": ("tokens cut off", ".1%"),
         "duplicates": ("exact duplicates", ",.0f"),
     }
-    shown = [name for name in columns if any(row[name] is not None for row in rows)]
-    cells = [["source", *(columns[name][0] for name in shown)]]
-    for row in rows:
-        values = [format(row[name], columns[name][1]) if row[name] is not None else "-" for name in shown]
-        cells.append([row["source"], *values])
-    return cells
+    return cells_by_source(rows, columns)

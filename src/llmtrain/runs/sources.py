@@ -33,7 +33,6 @@ def source_rows(train: Row, val: Row) -> list[Values]:
 
 
 def source_cells(rows: list[Values]) -> list[list[str]]:
-    """A table with a head; columns that no source has are left out."""
     styles = {
         "tokens": ",.0f",
         "share": ".1%",
@@ -43,10 +42,15 @@ def source_cells(rows: list[Values]) -> list[list[str]]:
         "accuracy": ".1%",
         "margin": ".4f",
     }
-    shown = [name for name in styles if any(row[name] is not None for row in rows)]
-    cells = [["source", *shown]]
+    return cells_by_source(rows, {name: (name, style) for name, style in styles.items()})
+
+
+def cells_by_source(rows: list[Values], columns: dict[str, tuple[str, str]]) -> list[list[str]]:
+    """A table with a head; columns that no source has are left out. `columns`: name -> title and format."""
+    shown = {name: column for name, column in columns.items() if any(row[name] is not None for row in rows)}
+    cells = [["source", *(title for title, _ in shown.values())]]
     for row in rows:
-        values = [format(row[name], styles[name]) if row[name] is not None else "-" for name in shown]
+        values = [format(row[name], style) if row[name] is not None else "-" for name, (_, style) in shown.items()]
         cells.append([row["source"], *values])
     return cells
 
