@@ -382,7 +382,8 @@ class Trainer:
         started = time.perf_counter()
         yield
         self.timing.add(activity, time.perf_counter() - started)
-        self.context.start_up.keep_compiled_code()
+        if activity == "evaluating":  # a save compiles nothing
+            self.context.start_up.keep_compiled_code()
         self.tracker.activity("")
         if self.state.step:
             self.throughput.restart()

@@ -84,5 +84,4 @@ def starting_up(config: Config, world: World, began: float) -> Iterator[StartUp]
 
 def record_start(run: RunDirectory, generation: int, timing: Timing) -> None:
     """For `runs show`: each start has its own times."""
-    seconds = {name: round(value, 3) for name, value in timing.start.items()}
-    note_generation(run, generation, start_seconds=seconds)
+    note_generation(run, generation, start_seconds=timing.as_dict()["start"])
