@@ -26,17 +26,24 @@ def prepare(tmp_path: Path, sources: list[dict[str, Any]], **fields: Any) -> tup
     return section, Mixture(section, 1).prepare(1)
 
 
-def batches_of(section: MixtureSection, prepared: PreparedMixture, size: int = 4, micro_batches: int = 2) -> Any:
+def batches_of(
+    section: MixtureSection,
+    prepared: PreparedMixture,
+    size: int = 4,
+    micro_batches: int = 2,
+    block_size: int = 16,
+    can_pack: bool = True,
+) -> Any:
     return make_batches(
         prepared,
         section,
-        block_size=16,
+        block_size=block_size,
         micro_batch_size=size,
         micro_batches=micro_batches,
         seed=7,
         vocab_size=256,
         eval_limit=None,
-        can_pack=True,
+        can_pack=can_pack,
     )
 
 
@@ -100,17 +107,7 @@ def test_worker_processes_read_the_same(tmp_path: Path, text: list[dict[str, Any
 def test_examples_of_a_step_are_sorted_and_padded(tmp_path: Path, examples: list[dict[str, Any]]) -> None:
     sources = [{**source, "packing": False} for source in examples]
     section, prepared = prepare(tmp_path, sources)
-    train, _ = make_batches(
-        prepared,
-        section,
-        block_size=128,
-        micro_batch_size=4,
-        micro_batches=3,
-        seed=7,
-        vocab_size=256,
-        eval_limit=None,
-        can_pack=False,
-    )
+    train, _ = batches_of(section, prepared, micro_batches=3, block_size=128, can_pack=False)
     for step in range(3):
         counts = [train[3 * step + micro].token_count for micro in range(3)]
         assert counts == sorted(counts)
@@ -213,17 +210,7 @@ def test_pairs_stay_together(tmp_path: Path, packing: bool) -> None:
         fields = {"name": "preference_jsonl", "train_file": file, "packing": packing, "prompt_format": "plain"}
         sources.append({**fields, "weight": index + 1})
     section, prepared = prepare(tmp_path, sources)
-    train, val = make_batches(
-        prepared,
-        section,
-        block_size=64,
-        micro_batch_size=6,
-        micro_batches=2,
-        seed=7,
-        vocab_size=256,
-        eval_limit=None,
-        can_pack=True,
-    )
+    train, val = batches_of(section, prepared, size=6, block_size=64)
     assert isinstance(train, MixedBatches)
     sets = []
     for number, source in enumerate(train.sources):

@@ -16,6 +16,7 @@ from llmtrain.models.gpt import decoding
 from llmtrain.models.gpt.adapter import GPTAdapter
 from llmtrain.models.gpt.decoding import LaunchedDecoding, ReplayedDecoding
 from llmtrain.training.text_generation import Sampling, sample_ids
+from random_gpt import random_gpt
 
 BLOCK = 24
 SHAPE: dict[str, Any] = {"block_size": BLOCK, "d_model": 32, "n_layers": 2, "n_heads": 4, "vocab_size": 101}
@@ -37,13 +38,7 @@ def short_spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def build(name: str) -> tuple[GPTAdapter, Any]:
-    torch.manual_seed(0)
-    adapter = GPTAdapter(MODELS[name], 101)
-    module = adapter.build().eval()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.15)
-    return adapter, module
+    return random_gpt(MODELS[name])
 
 
 def both(module: Any) -> tuple[LaunchedDecoding, ReplayedDecoding]:

@@ -14,6 +14,7 @@ from llmtrain.distributed.world import World
 from llmtrain.models.base import ModelAdapter
 from llmtrain.models.gpt.adapter import GPTAdapter
 from llmtrain.training.text_generation import Sampling, sample_ids
+from random_gpt import random_gpt
 
 BLOCK = 16
 MLPS: tuple[Any, ...] = ("swiglu", "relu2")
@@ -40,13 +41,7 @@ LENGTHS = [3, 4, 5, 9, 10, BLOCK - 1, BLOCK, BLOCK + 1, BLOCK + 5]  # the contex
 
 
 def build(name: str) -> tuple[GPTAdapter, nn.Module]:
-    torch.manual_seed(0)
-    adapter = GPTAdapter(MODELS[name], 101)
-    module = adapter.build().eval()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.15)
-    return adapter, module
+    return random_gpt(MODELS[name])
 
 
 @pytest.mark.parametrize("name", MODELS)
