@@ -9,12 +9,13 @@ import yaml
 
 from llmtrain.config.yaml_errors import explain_yaml_error
 from llmtrain.config.yaml_values import IMPLICIT_RESOLVERS, load_dumped, load_yaml
+from llmtrain.core import libyaml
 from llmtrain.errors import ConfigError, UsageError
 
 KeyPath = tuple[str, ...]
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(libyaml.Dumper):  # type: ignore[misc]
     """Quotes text that would be read as a number."""
 
 

@@ -9,6 +9,7 @@ from yaml.composer import Composer
 from yaml.constructor import ConstructorError, SafeConstructor
 from yaml.resolver import Resolver
 
+from llmtrain.core import libyaml
 from llmtrain.core.text import one_line
 
 MAX_LEVELS = 50
@@ -16,7 +17,6 @@ MAX_LEVELS = 50
 MAX_VALUES = 100_000
 """Maximum number of values of a document; a config may list thousands of files."""
 _TAG = "tag:yaml.org,2002:"
-_LIBYAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def load_yaml(text: str) -> tuple[yaml.Node | None, Any]:
@@ -28,7 +28,7 @@ def load_dumped(text: str, skipped: Collection[str] = ()) -> Any:
     """The value of a text that `dump_document` wrote. libyaml parses it ten times faster; it is not used for what
     people write, because it accepts some tabs and its errors say less. `skipped`: keys of the document whose values
     are only checked for syntax, and are None here."""
-    return _load(_LIBYAML, text, skipped)[1]
+    return _load(libyaml.Loader, text, skipped)[1]
 
 
 class _Composer(Composer, Resolver):

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from llmtrain.config.task_specs import BUNDLED
+from llmtrain.core import libyaml
 from llmtrain.core.install import install_command
 from llmtrain.errors import DataError, UsageError, nearest
 
@@ -34,7 +35,7 @@ class _Index:
     tags: dict[str, set[str]] = field(default_factory=dict)
 
 
-class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]
+class _Loader(libyaml.Loader):  # type: ignore[misc]
     """Keeps `!function utils.process_docs` as text."""
 
 

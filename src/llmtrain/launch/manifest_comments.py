@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import yaml
 
+from llmtrain.core import libyaml
 from llmtrain.launch.kinds.base import all_kinds
 
 OBJECTS = {
@@ -49,7 +50,7 @@ def with_comments(kind: str, text: str) -> str:
     remaining = dict(FIELDS)
     for each in all_kinds():
         remaining |= each.field_comments
-    for key, value in _fields(yaml.compose(text, Loader=yaml.SafeLoader)):
+    for key, value in _fields(yaml.compose(text, Loader=libyaml.Loader)):
         if key.value in remaining and _applies(key.value, value):
             indent = " " * key.start_mark.column
             comments[key.start_mark.line] = f"{indent}# {remaining.pop(key.value)}\n"

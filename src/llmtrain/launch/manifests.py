@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from llmtrain.core import libyaml
 from llmtrain.kubernetes.labels import CODE_LABEL, IMAGE_ANNOTATION, LAUNCH_ANNOTATION, has_labels
 from llmtrain.launch.code_map import code_map_data
 from llmtrain.launch.job import JOB_FILE, METRICS_PORT, JobPlan, Manifest
@@ -165,7 +166,7 @@ def _pod_monitor(plan: JobPlan) -> list[Manifest]:
     ]
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(libyaml.Dumper):  # type: ignore[misc]
     """Multi-line strings as literal blocks; quotes around strings that Go's YAML reads as another type (1e3, y)."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002

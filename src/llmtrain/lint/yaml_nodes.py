@@ -14,9 +14,10 @@ from typing import Any
 
 import yaml
 
+from llmtrain.core import libyaml
+
 MAX_DEPTH = 200
 """Levels of nesting. A manifest has about twenty."""
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SCALARS: Any = yaml.SafeLoader("")
 _PARSERS = {
     "tag:yaml.org,2002:null": lambda node: None,  # noqa: ARG005
@@ -163,7 +164,7 @@ def parse(text: str, name: str) -> list[Node]:
         raise _helm(text, found.start())
     loader = None
     try:
-        loader = _LOADER(text)
+        loader = libyaml.Loader(text)
         return [node for node in _documents(loader, source) if node.exists]
     except (yaml.YAMLError, _ComplexKey) as error:
         at = text.find("{{")
