@@ -1,18 +1,20 @@
 """Sweeps: what successive halving finds and saves, what the driver costs, and that the table is always the same.
 
-    python benchmarks/sweep.py [--part NAME ...] [--steps 220] [--first-rung 8] [--set FIELD=VALUE ...]
+    python benchmarks/sweep.py [--part NAME ...] [--steps 220] [--halving 8:3 ...] [--device cuda --parallel 14]
+                               [--set FIELD=VALUE ...]
 
-halving    27 configs of gpt_stdlib, all trained to their end, and with halving. Target: a trial within 0.01 of the
-           grid's best with at most 0.25 of its steps
+halving    27 configs of gpt_stdlib, all trained to their end, and with halving (first rung:eta; several are compared
+           with one grid). Target: a trial within 0.01 of the grid's best with at most 0.25 of its steps
 overhead   CPU time of the driver, with all checks before the first trial, over that of the trials. Target: below 0.01
 tables     a sweep of a tiny model on 1, 2 and 4 workers. Target: the same table.json, byte for byte
 list       `sweep show` of 200 trials, with the start of the command. Target: below one second
 
-Without --part, all of them.
+Without --part, all of them. On a GPU the trials train with run.deterministic, --parallel of them at a time.
 """
 
 import argparse
 import hashlib
+import json
 import resource
 import subprocess
 import sys
@@ -46,8 +48,10 @@ def trained_steps(result: llmtrain.SweepResult) -> int:
 def config_of(root: Path, options: argparse.Namespace) -> llmtrain.Config:
     steps = options.steps
     sets = [f"trainer.max_steps={steps}", f"trainer.schedule_steps={steps}", "trainer.warmup_steps=2"]
-    sets += ["trainer.eval_prompts=[]", f"output.root_dir={root}", "output.report=false", *options.set]
-    return llmtrain.load_config("gpt_stdlib", sets)
+    sets += ["trainer.eval_prompts=[]", f"output.root_dir={root}", "output.report=false"]
+    if options.device == "cuda":
+        sets += ["run.device=cuda", "run.deterministic=true"]
+    return llmtrain.load_config("gpt_stdlib", [*sets, *options.set])
 
 
 def space_of(options: argparse.Namespace) -> dict[str, Any]:
@@ -64,19 +68,52 @@ def print_overhead(before: tuple[float, float]) -> None:
 def measure_halving(root: Path, options: argparse.Namespace) -> None:
     config = config_of(root, options)
     before = cpu_seconds()
-    common: dict[str, Any] = {"search": "grid", "parallel": options.parallel}
-    grid = llmtrain.run_sweep(config, space_of(options), name="grid", **common)
-    halved = llmtrain.run_sweep(config, space_of(options), name="halved", halving=options.first_rung, **common)
+    grid = timed_sweep(config, options, "grid", None)
+    for number, halving in enumerate(options.halving or [{"first_rung": 8, "eta": 3}]):
+        halved = timed_sweep(config, options, f"halved-{number}", halving)
+        print(json.dumps(compare(grid, halved, halving)), flush=True)
+    print_overhead(before)
+
+
+def timed_sweep(
+    config: llmtrain.Config, options: argparse.Namespace, name: str, halving: dict[str, int] | None
+) -> llmtrain.SweepResult:
+    began = time.perf_counter()
+    result = llmtrain.run_sweep(
+        config, space_of(options), name=name, halving=halving, search="grid", parallel=options.parallel
+    )
+    assert result.winner
+    seconds = time.perf_counter() - began
+    best = f"best {result.winner['score']:.4f}, trial {result.winner['trial']}, {result.winner['values']}"
+    print(f"{name:8} {trained_steps(result):6} steps in {seconds:.0f} s, {best}", flush=True)
+    return result
+
+
+def compare(grid: llmtrain.SweepResult, halved: llmtrain.SweepResult, halving: dict[str, int]) -> dict[str, Any]:
+    """Print what halving found and saved, and return it."""
     assert grid.winner
     assert halved.winner
-    for name, result in (("grid", grid), ("halving", halved)):
-        assert result.winner
-        print(f"{name:8} {trained_steps(result):6} steps, best {result.winner['score']:.4f}, {result.winner['values']}")
-    same = grid.rows[halved.winner["trial"]]["state_sha256"] == halved.winner["state_sha256"]
-    print(f"halving's best within {halved.winner['score'] - grid.winner['score']:.4f} of the grid's (target 0.01)")
-    print(f"steps ratio {trained_steps(halved) / trained_steps(grid):.3f} (target 0.25)")
-    print(f"the promoted trial {'is' if same else 'IS NOT'} the full run of the grid, by its hash")
-    print_overhead(before)
+    found = {
+        **halving,
+        "grid_best": grid.winner["score"],
+        "grid_trial": grid.winner["trial"],
+        "grid_steps": trained_steps(grid),
+        "grid_scores": [row["score"] for row in grid.rows],
+        "halving_best": halved.winner["score"],
+        "halving_trial": halved.winner["trial"],
+        "halving_steps": trained_steps(halved),
+        "is_full_run": grid.rows[halved.winner["trial"]]["state_sha256"] == halved.winner["state_sha256"],
+    }
+    print(f"halving's best within {found['halving_best'] - found['grid_best']:.4f} of the grid's (target 0.01)")
+    print(f"steps ratio {found['halving_steps'] / found['grid_steps']:.3f} (target 0.25)")
+    print(f"the promoted trial {'is' if found['is_full_run'] else 'IS NOT'} the full run of the grid, by its hash")
+    return found
+
+
+def halving_of(text: str) -> dict[str, int]:
+    """`8:3`, the first rung and eta."""
+    first_rung, _, eta = text.partition(":")
+    return {"first_rung": int(first_rung), "eta": int(eta or 3)}
 
 
 def measure_overhead(root: Path, options: argparse.Namespace) -> None:
@@ -132,7 +169,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", action="append", choices=PARTS, help="Only this part. Repeatable.")
     parser.add_argument("--steps", type=int, default=220)
-    parser.add_argument("--first-rung", type=int, default=8)
+    parser.add_argument("--halving", action="append", type=halving_of, metavar="FIRST_RUNG[:ETA]")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--parallel", type=int)
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--one-layer", action="store_true", help="A grid of 9 trials, for a test.")

@@ -36,7 +36,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "startup_gpu": ("--tiny",),
     "step_throughput": (),
     "step_profile": ("--steps", "2", "--config", "gpt_smoke"),
-    "sweep": ("--one-layer", "--steps", "12", "--first-rung", "4", "--set", "model.d_model=32"),
+    "sweep": ("--one-layer", "--steps", "12", "--halving", "4:3", "--set", "model.d_model=32"),
     "time_to_loss": ("--data", "{directory}/text.txt", "--steps", "2", "--baseline-steps", "2"),
     "time_to_loss_gpu": ("--tiny", "--seeds", "1", "--baseline-seeds", "1"),
     "tokenize_speed": ("--data", "{directory}/text.txt", "--rounds", "1", "--tokenizer", "bpe"),
