@@ -212,7 +212,7 @@ def _speed_from_flops(
         uncertainty = CPU_UNCERTAINTY
     elif target.gpu is None:
         return _Speed(None, None, "only the memory of the GPU is known, not its speed")
-    elif trainer.precision == "bf16" and not target.gpu.has_bf16:
+    elif trainer.computes_in_bf16 and not target.gpu.has_bf16:
         return _Speed(None, None, f"{target.gpu.name} has no bfloat16 arithmetic; its speed with bf16 is not known")
     else:
         peak, share, uncertainty = _peak(trainer, target.gpu)
