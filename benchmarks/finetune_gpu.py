@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from fp8_candidates import candidate
 
 from llmtrain.compat.numerics import LATEST
 
@@ -341,6 +340,14 @@ def time_of(function: Callable[[], Any], repeats: int = 20) -> float:
     return float(start.elapsed_time(end)) / repeats
 
 
+def _candidate(name: str, is_candidate: bool) -> Any:
+    from contextlib import nullcontext
+
+    from fp8_candidates import candidate
+
+    return candidate(name) if is_candidate else nullcontext()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=150, help="start no variant after this time")
@@ -375,7 +382,7 @@ def main() -> None:
             continue
         is_profiled = variant.name in profiled if profiled else not table
         try:
-            with candidate(variant.name):
+            with _candidate(variant.name, arguments.candidates):
                 table += measure(variant, shape, is_profiled and not arguments.no_profile)
         except Exception as problem:  # one variant must not cost the others their GPU time
             print(f"{variant.name:34} failed: {type(problem).__name__}: {str(problem)[:600]}", flush=True)

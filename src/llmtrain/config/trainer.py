@@ -28,6 +28,8 @@ from llmtrain.config.task_specs import TaskSpec, parse_tasks
 from llmtrain.errors import UsageError
 
 DEFAULT_STEPS = 1000
+FP8_MULTIPLE = 16
+"""Widths of matrices that a GPU multiplies in FP8 are multiples of this."""
 OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
     "muon": {"lr": 0.01, "schedule": "wsd", "decay_fraction": 0.5, "momentum": 0.95, "momentum_warmup_steps": 250},
 }

@@ -1,8 +1,9 @@
 """Linear layers that multiply in FP8 while they are trained (trainer.precision fp8).
 
-Each matrix is scaled by its largest value and rounded to 8 bits where it is used. Activations and weights have 3 bits of mantissa (e4m3), gradients of outputs 2 bits and a larger range (e5m2):
-they are spread over more orders of magnitude. Weights stay as they are, so that nothing new is saved; everything else,
-and a model in eval mode, computes as with bf16.
+Each matrix is scaled by its largest value and rounded to 8 bits where it is used. Activations and weights have 3 bits
+of mantissa (e4m3), gradients of outputs 2 bits and a larger range (e5m2): they are spread over more orders of
+magnitude. Weights stay as they are, so that nothing new is saved; everything else, and a model in eval mode, computes
+as with bf16.
 
 Under torch.compile, the largest values are found and the casts are made by the kernels that compute the matrices. The
 GPU multiplies rows by rows: each product below is of two matrices whose rows have the same length, and the backward
@@ -17,13 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from llmtrain.config.trainer import FP8_MULTIPLE
 from llmtrain.errors import UsageError
 
 Tensor = torch.Tensor
 E4M3 = torch.float8_e4m3fn
 E5M2 = torch.float8_e5m2
-MULTIPLE = 16
-"""The rows that are multiplied have a multiple of this length."""
 LEAST_CAPABILITY = (8, 9)
 _SMALLEST = 1e-30  # in the place of zero, which has no reciprocal
 
@@ -50,7 +50,7 @@ def use_fp8(blocks: Sequence[nn.Module]) -> None:
     odd = [f"{name} ({part.in_features} x {part.out_features})" for name, part in found if not _fits(part)]
     if odd:
         raise UsageError(
-            f"trainer.precision fp8 needs widths that are multiples of {MULTIPLE}, which these layers do not have: "
+            f"trainer.precision fp8 needs widths that are multiples of {FP8_MULTIPLE}, which these layers do not have: "
             f"{', '.join(sorted(set(odd))[:5])}.",
             remedy="Set trainer.precision to bf16.",
         )
@@ -66,7 +66,7 @@ def _linear_layers(blocks: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Linear
 
 
 def _fits(part: nn.Linear) -> bool:
-    return part.in_features % MULTIPLE == 0 and part.out_features % MULTIPLE == 0
+    return part.in_features % FP8_MULTIPLE == 0 and part.out_features % FP8_MULTIPLE == 0
 
 
 def multiplies_in_fp8(part: nn.Module) -> bool:
@@ -125,7 +125,7 @@ class Fp8Linear(torch.autograd.Function):
             columns = cast(weight, w_scale, E4M3).t().contiguous()  # (in, out)
             grad_x = product(cast(grad, grad_scale, E5M2), grad_scale, columns, w_scale, x.dtype)
         if ctx.needs_input_grad[1]:
-            missing = -len(x) % MULTIPLE
+            missing = -len(x) % FP8_MULTIPLE
             if missing:  # rows of zeros change nothing
                 x = F.pad(x, (0, 0, 0, missing))
                 grad = F.pad(grad, (0, 0, 0, missing))

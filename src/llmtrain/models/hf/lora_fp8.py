@@ -28,9 +28,7 @@ class Fp8LoraLinears(torch.autograd.Function):
         w_scale = scale_of(E4M3, *weights)
         weight = torch.cat([cast(each, w_scale, E4M3) for each in weights])  # (all out, in)
         function = _forward_operator if torch.compiler.is_compiling() else _forward_products
-        out, low = function(
-            cast(rows, x_scale, E4M3), x_scale, weight, w_scale, rows, a, list(b), list(biases)
-        )
+        out, low = function(cast(rows, x_scale, E4M3), x_scale, weight, w_scale, rows, a, list(b), list(biases))
         ctx.save_for_backward(rows, low, a, w_scale, *b, *weights)
         ctx.count = count
         outputs = out.split([len(each) for each in weights], dim=1)
