@@ -131,8 +131,8 @@ class TrainerSection(Section):
     precision: Literal["fp32", "bf16", "fp8"] = "fp32"
     """`bf16` computes forward and backward in bfloat16; weights, gradients and optimizer state stay float32. A CPU
     without bfloat16 instructions computes in float32. `fp8` (experimental) is bf16 with the matrix products of the
-    blocks' linear layers in FP8 while they are trained: faster at widths of 2,048 and more, on GPUs of compute
-    capability 8.9 and later (docs/recipes.md)."""
+    blocks' linear layers in FP8 while they are trained, on GPUs of compute capability 8.9 and later, for widths of
+    2,048 and more (docs/fine-tuning.md)."""
     compile: bool = False
     """Use torch.compile."""
     activation_checkpointing: MayChange[Literal["none", "blocks", "selective"]] = "none"

@@ -219,6 +219,8 @@ def _speed_from_flops(
         per_second = peak * share
         least = LAUNCH_SECONDS[trainer.compile]
         source = f"from FLOPs, at {share * 100:.0f} % of the peak of {target.gpu.name}"
+        if trainer.precision == "fp8":
+            source += ", as with bf16"
     seconds_per_token = flops / per_second
     tokens = tokens_per_step / target.world_size  # of one process
     update = OPTIMIZER_TOKENS[trainer.optimizer] * size.trained / max(1, size.parameters) * seconds_per_token

@@ -89,7 +89,7 @@ def build_components(
     check_trackers(config.tracking)
     _check_attention(config.model, world.device)
     if trainer.precision == "fp8":
-        check_fp8_device(world.device)
+        _check_fp8(numerics, world.device)
     on_device = with_device_precision(config, world.device)
     if on_device != config and world.is_first:
         warn("TRAIN", "this CPU has no bfloat16 instructions: computing in float32, which is faster here")
@@ -150,6 +150,15 @@ def _check_attention(model: ModelSection, device: torch.device) -> None:
     if isinstance(model, HfCausalLmSection) and model.attention in GPU_ATTENTION and device.type == "cpu":
         raise UsageError(
             f"model.attention {model.attention} needs a GPU.", remedy="Set model.attention to sdpa or eager."
+        )
+
+
+def _check_fp8(numerics: Numerics | None, device: torch.device) -> None:
+    check_fp8_device(device)
+    if numerics and not numerics.casts_weights:
+        raise UsageError(
+            f"trainer.precision fp8 needs numerics version 2 or later; this run was started with {numerics.version}.",
+            remedy="Set trainer.precision to bf16, or start a new run.",
         )
 
 
