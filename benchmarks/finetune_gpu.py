@@ -1,13 +1,16 @@
 """Fine-tuning a Llama of 1.24 B with random weights on one GPU: tokens/s, peak memory and recompilations of variants.
 
-    python benchmarks/finetune_gpu.py [--seconds 150] [--only "lora;full, float32 weights"] [--no-profile]
+    python benchmarks/finetune_gpu.py [--seconds 150] [--only "lora;full, float32 weights"] \
+        [--profile "lora"] [--no-profile]
+    python benchmarks/finetune_gpu.py --fp8                  bf16 against fp8, full and with LoRA
     python benchmarks/finetune_gpu.py --attention            only attention: flex_attention and varlen flash attention
     python benchmarks/finetune_gpu.py --tiny                 a tiny model on a CPU
 
 Each variant trains on 8 x 2048 tokens of synthetic packed examples per step, with the model, loss, optimizer and step
 of `llmtrain train` (trainer.compile, precision bf16). tokens/s count no padding; the first steps, which compile, do not
 count. `compiled` is the number of graphs that were compiled before and after those first steps. Variants that do not
-fit in the time are left out. Then the kernels that take most of the time in a step of the first variant.
+fit in the time are left out. Then the kernels that take most of the time in a step of the first variant, or of those
+named by --profile.
 """
 
 import argparse
@@ -61,6 +64,7 @@ class Variant:
     """LoRA layers with a common input together."""
     recomputes: bool | None = None
     """Norms and SwiGLU in the backward pass. None: as `llmtrain train` does."""
+    precision: str = "bf16"
     numerics: int = LATEST
     """Version: 1 has small chunks of the loss, 2 large ones and the gradient in the place of the logits, 3 one kernel
     for both."""
@@ -77,6 +81,21 @@ VARIANTS = [
     Variant("lora, numerics version 2", True, "bfloat16", numerics=2),
     Variant("full, saves norms and SwiGLU", False, "float32", recomputes=False),
     Variant("full, sdpa", False, "float32", attention="sdpa"),
+    Variant("full, fp8", False, "float32", precision="fp8"),
+    Variant("lora, fp8", True, "bfloat16", precision="fp8"),
+]
+OF_FP8 = ("full, float32 weights", "full, fp8", "lora", "lora, fp8")
+CANDIDATES = [
+    Variant("full, fp8", False, "float32", precision="fp8"),
+    Variant("full, fp8, kernel casts", False, "float32", precision="fp8"),
+    Variant("full, fp8, fast sums", False, "float32", precision="fp8"),
+    Variant("full, fp8, saves norms and SwiGLU", False, "float32", precision="fp8", recomputes=False),
+    Variant("full, fp8, transposed from 8 bits", False, "float32", precision="fp8"),
+    Variant("full, fp8, bf16 weight gradients", False, "float32", precision="fp8"),
+    Variant("full, fp8, kernel, fast sums", False, "float32", precision="fp8"),
+    Variant("lora, fp8", True, "bfloat16", precision="fp8"),
+    Variant("lora, fp8, fast sums", True, "bfloat16", precision="fp8"),
+    Variant("lora, fp8, recomputes", True, "bfloat16", precision="fp8", recomputes=True),
 ]
 
 
@@ -129,6 +148,7 @@ def build(variant: Variant, shape: Shape, directory: Path) -> tuple[Any, Any]:
     from llmtrain.compat.numerics import Numerics
     from llmtrain.config.model import HfCausalLmSection, LoraSection
     from llmtrain.models.compute_dtype import compute_in
+    from llmtrain.models.fp8 import use_fp8
     from llmtrain.models.hf import causal_lm
 
     (directory / "config.json").write_text(json.dumps(shape.config))
@@ -150,6 +170,8 @@ def build(variant: Variant, shape: Shape, directory: Path) -> tuple[Any, Any]:
         if variant.dtype == "bfloat16" and ".lora_" not in name:
             parameter.data = parameter.data.bfloat16()
     module.numerics = Numerics(variant.numerics)
+    if variant.precision == "fp8":
+        use_fp8(adapter.blocks(module))
     compute_in(module, torch.bfloat16)
     adapter.probe(module)
     assert module.has_linear_head
@@ -177,7 +199,7 @@ def make_step(variant: Variant, shape: Shape, directory: Path) -> Callable[[int,
     objective = build_objective(config.objective)
     parallel = ParallelModel(module)
     handle = ModelHandle(adapter, module, parallel, loss_function, nullcontext, objective, adapter.group_losses)
-    stepper = Stepper(handle, optimizer, World(device=shape.device), 1, config, lambda: None)
+    stepper = Stepper(handle, optimizer, World(device=shape.device), 1, config, lambda *_: None)
 
     def counts(batch: Any) -> Any:
         return TokenCounts(batch.target_count, batch.token_count, batch.target_count)
@@ -219,10 +241,10 @@ def measure(variant: Variant, shape: Shape, profile: bool) -> str:
         f"{before:>7} + {after}{compiled:>9.1f} s   {losses[0]:.3f} -> {losses[-1]:.3f}",
         flush=True,
     )
-    return kernels(step, batches[-2:], is_cuda) if profile else ""
+    return kernels(variant.name, step, batches[-2:], is_cuda) if profile else ""
 
 
-def kernels(step: Callable[[int, Any], Any], batches: list[Any], is_cuda: bool) -> str:
+def kernels(name: str, step: Callable[[int, Any], Any], batches: list[Any], is_cuda: bool) -> str:
     activities = [torch.profiler.ProfilerActivity.CUDA if is_cuda else torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profiler:
         for batch in batches:
@@ -232,11 +254,11 @@ def kernels(step: Callable[[int, Any], Any], batches: list[Any], is_cuda: bool) 
     events = profiler.key_averages()
     times = {event.key: (event.self_device_time_total if is_cuda else event.self_cpu_time_total) for event in events}
     total = sum(times.values()) / len(batches) / 1e3
-    lines = [f"kernels of a step of the first variant, {total:.1f} ms in all:"]
+    lines = [f"kernels of a step of {name}, {total:.1f} ms in all:"]
     for event in sorted(events, key=lambda event: -times[event.key])[:25]:
         milliseconds = times[event.key] / len(batches) / 1e3
         lines.append(f"  {milliseconds:>8.2f} ms {event.count // len(batches):>6} x  {event.key[:110]}")
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
 
 
 def compare_attention(shape: Shape) -> None:
@@ -318,11 +340,22 @@ def time_of(function: Callable[[], Any], repeats: int = 20) -> float:
     return float(start.elapsed_time(end)) / repeats
 
 
+def _candidate(name: str, is_candidate: bool) -> Any:
+    from contextlib import nullcontext
+
+    from fp8_candidates import candidate
+
+    return candidate(name) if is_candidate else nullcontext()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=150, help="start no variant after this time")
     parser.add_argument("--only", default="", help="names of the variants, separated by semicolons")
     parser.add_argument("--attention", action="store_true")
+    parser.add_argument("--fp8", action="store_true", help="only bf16 and fp8")
+    parser.add_argument("--candidates", action="store_true", help="only those of fp8_candidates.py")
+    parser.add_argument("--profile", default="", help="show the kernels of these variants, separated by semicolons")
     parser.add_argument("--no-profile", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args()
@@ -339,15 +372,18 @@ def main() -> None:
     start = time.perf_counter()
     print(f"{'':34}{'tokens/s':>10}{'memory':>12}{'step':>12}{'compiled':>11}{'start-up':>11}   loss", flush=True)
     table = ""
-    for variant in VARIANTS:
-        names = [name for name in arguments.only.split(";") if name]
+    names = [name for name in arguments.only.split(";") if name] or (OF_FP8 if arguments.fp8 else [])
+    profiled = [name for name in arguments.profile.split(";") if name]
+    for variant in CANDIDATES if arguments.candidates else VARIANTS:
         if names and variant.name not in names:
             continue
         if time.perf_counter() - start > arguments.seconds:
             print(f"{variant.name:34} left out: no time")
             continue
+        is_profiled = variant.name in profiled if profiled else not table
         try:
-            table += measure(variant, shape, not table and not arguments.no_profile)
+            with _candidate(variant.name, arguments.candidates):
+                table += measure(variant, shape, is_profiled and not arguments.no_profile)
         except Exception as problem:  # one variant must not cost the others their GPU time
             print(f"{variant.name:34} failed: {type(problem).__name__}: {str(problem)[:600]}", flush=True)
         gc.collect()

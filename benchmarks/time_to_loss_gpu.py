@@ -2,6 +2,7 @@
 
     python benchmarks/time_to_loss_gpu.py [--size 124m] [--seeds 1 2 3] [--baseline-seeds 1 2 3] [--leave-out] \
         [--results results.jsonl] [--minutes 9] [--directory /tmp/corpus]
+    python benchmarks/time_to_loss_gpu.py --fp8 --size 350m --steps 3662 --baseline-seeds      bf16 against fp8
     python benchmarks/time_to_loss_gpu.py --tiny      a tiny model on a CPU
 
 Text: every .py file of the standard library and of the installed packages, in GPT-2 tokens (TIKTOKEN_CACHE_DIR where
@@ -263,6 +264,8 @@ def plan(arguments: argparse.Namespace, size: str) -> Iterator[tuple[str, int, l
     """(name, seed, settings) of every run. Names of baselines start with `baseline`."""
     for seed in arguments.seeds:
         yield "recipe", seed, []
+        if arguments.fp8:
+            yield "recipe in fp8", seed, ["trainer.precision=fp8"]
     for seed in arguments.baseline_seeds:
         yield f"baseline {arguments.baseline_lr:g}", seed, []
     if arguments.leave_out is not None:
@@ -286,6 +289,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="steps of the recipe")
     parser.add_argument("--leave-out", type=int, nargs="*", help="all, or those with these numbers in LEFT_OUT")
     parser.add_argument("--leave-out-seed", type=int, default=1)
+    parser.add_argument("--fp8", action="store_true", help="each run of the recipe also with trainer.precision fp8")
     parser.add_argument("--set", nargs="*", default=[], help="settings for every run of the recipe")
     parser.add_argument("--results", type=Path, help="append to this file, and print all results in it")
     parser.add_argument("--directory", type=Path, help="keep the text and its tokens here for the next call")

@@ -61,6 +61,10 @@ class GptSection(ModelSection):
     init: MayChange[Text] = "random"
     """`random` (GPT-2 initialization), or a directory in the transformers GPT-2 format to start from."""
 
+    def matrix_widths(self) -> dict[str, int]:
+        """The widths of the blocks' matrices."""
+        return {"model.d_model": self.d_model, "model.d_ff": self.d_ff or 4 * self.d_model}
+
     def problems(self) -> Iterator[Problem]:
         if self.d_model % self.n_heads:
             fits = [h for h in range(1, self.d_model + 1) if self.d_model % h == 0 and h <= 4 * self.n_heads]
@@ -130,6 +134,12 @@ class ModernGptSection(ModelSection):
         assert self.d_ff is not None
         head_dim = self.d_model // self.n_heads
         return GptShape(self.n_layers, self.d_model, self.n_heads, self.n_kv_heads, head_dim, self.d_ff)
+
+    def matrix_widths(self) -> dict[str, int]:
+        """The widths of the blocks' matrices."""
+        shape = self.shape
+        heads = (shape.n_heads + 2 * shape.n_kv_heads) * shape.head_dim
+        return {"model.d_model": shape.d_model, "model.d_ff": shape.d_ff, "queries, keys and values": heads}
 
     def problems(self) -> Iterator[Problem]:
         if self.n_heads is None:

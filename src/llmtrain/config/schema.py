@@ -23,6 +23,7 @@ from llmtrain.config.launch import LaunchSection
 from llmtrain.config.logging import LoggingSection
 from llmtrain.config.mixture import DataConfig, SourceSection, data_sections, has_pairs
 from llmtrain.config.model import (
+    AnyGptSection,
     GptSection,
     HfCausalLmSection,
     LoraSection,
@@ -37,7 +38,7 @@ from llmtrain.config.plan import PlanSection
 from llmtrain.config.run import RunSection
 from llmtrain.config.section import MayChange, Problem, ResumeMarker, Section
 from llmtrain.config.tracking import TrackingSection
-from llmtrain.config.trainer import TrainerSection
+from llmtrain.config.trainer import FP8_MULTIPLE, TrainerSection
 
 SCHEMA_VERSION = 3
 VOCABULARIES = {"byte": 256, "gpt2": 50257}
@@ -63,6 +64,8 @@ class Config(Section):
     def problems(self) -> Iterator[Problem]:
         """What is refused whatever the machine and the files are: sections that are valid alone but not together."""
         yield from self._objective_problems()
+        if self.trainer.precision == "fp8":
+            yield from self._fp8_problems()
         if isinstance(self.model, HfCausalLmSection):
             yield from self._lora_problems(self.model.lora)
             return
@@ -108,6 +111,33 @@ class Config(Section):
                 ("data", "trainer"),
                 f"trainer.objective {objective.name} compares pairs of answers, which data.name {known[0].name} does "
                 "not have. Set data.name to preference_jsonl.",
+            )
+
+    def _fp8_problems(self) -> Iterator[Problem]:
+        """What the device and a Hugging Face model decide is checked at the start (models/fp8.py)."""
+        remedy = "Set trainer.precision to bf16"
+        if self.run.device == "cpu":
+            yield ("run", "trainer"), f"trainer.precision fp8 needs a GPU, and run.device is cpu. {remedy}."
+        if isinstance(self.model, HfCausalLmSection):
+            if self.model.lora and self.model.lora.quantize:
+                yield (
+                    ("model", "trainer"),
+                    "trainer.precision fp8 does not work with model.lora.quantize: 4-bit weights are multiplied in "
+                    f"bf16. {remedy}, or model.lora.quantize to false.",
+                )
+            return
+        if not isinstance(self.model, AnyGptSection):
+            yield (
+                ("model", "trainer"),
+                f"trainer.precision fp8 works with model.name gpt and hf_causal_lm, got {self.model.name}. {remedy}.",
+            )
+            return
+        odd = [f"{name} {width}" for name, width in self.model.matrix_widths().items() if width % FP8_MULTIPLE]
+        if odd:
+            yield (
+                ("model", "trainer"),
+                f"trainer.precision fp8 needs widths that are multiples of {FP8_MULTIPLE}, got {', '.join(odd)}. "
+                f"{remedy}, or change the widths.",
             )
 
     def _lora_problems(self, lora: LoraSection | None) -> Iterator[Problem]:

@@ -28,6 +28,8 @@ from llmtrain.config.task_specs import TaskSpec, parse_tasks
 from llmtrain.errors import UsageError
 
 DEFAULT_STEPS = 1000
+FP8_MULTIPLE = 16
+"""Widths of matrices that a GPU multiplies in FP8 are multiples of this."""
 OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
     "muon": {"lr": 0.01, "schedule": "wsd", "decay_fraction": 0.5, "momentum": 0.95, "momentum_warmup_steps": 250},
 }
@@ -126,9 +128,11 @@ class TrainerSection(Section):
     """Steps in which muon's momentum rises from 0.85. Default with muon: 250."""
     max_grad_norm: Positive | None = 1.0
     """Clip the gradient norm to this value. null disables clipping."""
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp8"] = "fp32"
     """`bf16` computes forward and backward in bfloat16; weights, gradients and optimizer state stay float32. A CPU
-    without bfloat16 instructions computes in float32."""
+    without bfloat16 instructions computes in float32. `fp8` (experimental) is bf16 with the matrix products of the
+    blocks' linear layers in FP8 while they are trained, on GPUs of compute capability 8.9 and later, for widths of
+    2,048 and more (docs/fine-tuning.md)."""
     compile: bool = False
     """Use torch.compile."""
     activation_checkpointing: MayChange[Literal["none", "blocks", "selective"]] = "none"
@@ -160,6 +164,11 @@ class TrainerSection(Section):
         if isinstance(values, dict):
             return with_optimizer_defaults(values)
         return values  # pydantic refuses it
+
+    @property
+    def computes_in_bf16(self) -> bool:
+        """Whether activations are bfloat16."""
+        return self.precision in ("bf16", "fp8")
 
     @property
     def steps(self) -> int:

@@ -124,7 +124,7 @@ class FSDPModel(ParallelModel):
         mesh = init_device_mesh(world.device.type, (world.world_size,))
         # Weights are gathered and computed with in bfloat16; gradients are reduced, and weights stored, in float32.
         policy = MixedPrecisionPolicy()
-        if precision == "bf16":
+        if precision in ("bf16", "fp8"):
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for block in blocks:  # before the module: it gets the parameters that are in no block
             fully_shard(block, mesh=mesh, mp_policy=policy)

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 Forward = Callable[..., Any]
 Policy = Callable[..., CheckpointPolicy]
 """(context of torch.utils.checkpoint, operation, its arguments) -> whether its result is saved"""
-_MATRIX_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+_MATRIX_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten._scaled_mm.default)
 
 
 def checkpoint_blocks(blocks: Sequence[nn.Module], is_selective: bool, has_dropout: bool) -> None:

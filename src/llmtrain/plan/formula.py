@@ -57,7 +57,7 @@ class _Formula:
         self.is_compiled = trainer.compile and self.is_gpu  # on a CPU as without: it is not known better
         # Bytes of a number. A Hugging Face model whose weights are stored in bfloat16 computes in it.
         stored = getattr(config.model, "dtype", "float32")
-        self.size = 2 if trainer.precision == "bf16" or stored == "bfloat16" else 4
+        self.size = 2 if trainer.computes_in_bf16 or stored == "bfloat16" else 4
         self.is_frozen = shapes.weights.trained_bytes < shapes.weights.weight_bytes
         """LoRA."""
 

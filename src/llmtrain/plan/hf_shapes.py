@@ -189,7 +189,7 @@ def _weight_sizes(
             factored=factored_numbers(shapes.values()),
         )
     # Frozen weights are stored in the data type in which they are used.
-    frozen = 2 if section.dtype == "bfloat16" or config.trainer.precision == "bf16" else 4
+    frozen = 2 if section.dtype == "bfloat16" or config.trainer.computes_in_bf16 else 4
     trained = sum(adapters.values())
     weight_bytes = frozen * base + 4 * trained
     if section.lora.quantize:

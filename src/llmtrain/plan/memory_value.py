@@ -228,7 +228,7 @@ def _disk(config: Config, checkpoint: int, saves: int | None) -> int | None:
 def _gathered(config: Config, weights: WeightSizes) -> int:
     """FSDP gathers the weights of a block while the one before is computed, and those outside of blocks for the whole
     step; the gradients of a block are reduced in float32."""
-    size = 2 if config.trainer.precision == "bf16" else 4
+    size = 2 if config.trainer.computes_in_bf16 else 4
     return (weights.outside + 2 * weights.largest_block) * size + 4 * weights.largest_trained_block
 
 

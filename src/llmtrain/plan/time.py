@@ -212,13 +212,15 @@ def _speed_from_flops(
         uncertainty = CPU_UNCERTAINTY
     elif target.gpu is None:
         return _Speed(None, None, "only the memory of the GPU is known, not its speed")
-    elif trainer.precision == "bf16" and not target.gpu.has_bf16:
+    elif trainer.computes_in_bf16 and not target.gpu.has_bf16:
         return _Speed(None, None, f"{target.gpu.name} has no bfloat16 arithmetic; its speed with bf16 is not known")
     else:
         peak, share, uncertainty = _peak(trainer, target.gpu)
         per_second = peak * share
         least = LAUNCH_SECONDS[trainer.compile]
         source = f"from FLOPs, at {share * 100:.0f} % of the peak of {target.gpu.name}"
+        if trainer.precision == "fp8":
+            source += ", as with bf16"
     seconds_per_token = flops / per_second
     tokens = tokens_per_step / target.world_size  # of one process
     update = OPTIMIZER_TOKENS[trainer.optimizer] * size.trained / max(1, size.parameters) * seconds_per_token

@@ -32,6 +32,7 @@ from llmtrain.errors import UsageError
 from llmtrain.models.base import ModelAdapter, block_matrices, build_checked, evaluating, trainable_count
 from llmtrain.models.compute_dtype import compute_in
 from llmtrain.models.device_precision import autocast_for, cast_dtype, compute_precision, with_device_precision
+from llmtrain.models.fp8 import check_fp8_device, use_fp8
 from llmtrain.plugins import is_plugin_class, plugin_errors, wrong_result
 from llmtrain.runs.metadata import cpu_architecture, versions
 from llmtrain.tracking.open import check_trackers
@@ -87,6 +88,8 @@ def build_components(
     micro_batches = micro_batches_in_step(trainer, config.distributed, world.world_size)
     check_trackers(config.tracking)
     _check_attention(config.model, world.device)
+    if trainer.precision == "fp8":
+        _check_fp8(numerics, world.device)
     on_device = with_device_precision(config, world.device)
     if on_device != config and world.is_first:
         warn("TRAIN", "this CPU has no bfloat16 instructions: computing in float32, which is faster here")
@@ -150,6 +153,15 @@ def _check_attention(model: ModelSection, device: torch.device) -> None:
         )
 
 
+def _check_fp8(numerics: Numerics | None, device: torch.device) -> None:
+    check_fp8_device(device)
+    if numerics and not numerics.casts_weights:
+        raise UsageError(
+            f"trainer.precision fp8 needs numerics version 2 or later; this run was started with {numerics.version}.",
+            remedy="Set trainer.precision to bf16, or start a new run.",
+        )
+
+
 def build_adapter(section: ModelSection, tokenizer_vocab: int, numerics: Numerics | None = None) -> ModelAdapter:
     adapter_class = registry.resolve("model.name", section.name, registry.MODELS)
     with plugin_errors(adapter_class, "__init__"):
@@ -173,6 +185,8 @@ def build_module(
     if not trainable_count(module):
         what = "build returned a module without trainable parameters:"
         raise wrong_result(type(adapter), what, module, "at least one parameter with requires_grad")
+    if compute_precision(trainer, world.device) == "fp8":
+        use_fp8(adapter.blocks(module))
     if is_sharding(distributed, world):
         return module  # stays on the CPU: it moves to the GPU one block at a time, and FSDP casts its weights
     module = module.to(world.device)

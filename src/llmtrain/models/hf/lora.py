@@ -20,6 +20,7 @@ from llmtrain.core.text import one_line
 from llmtrain.errors import DataError, UsageError
 from llmtrain.hub.find import is_id, looks_like_path
 from llmtrain.hub.model_names import HubModel
+from llmtrain.models.fp8 import multiplies_in_fp8
 from llmtrain.models.hf.lora_groups import group_layers
 
 ADAPTER = "adapter"
@@ -123,7 +124,7 @@ def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Te
     base = layer.base_layer
     a = layer.lora_A[name].weight  # (rank, in)
     is_autocast = torch.is_autocast_enabled(x.device.type)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or multiplies_in_fp8(base):
         # The compiler fuses this form better; it would turn the in-place operations below into copies.
         out = base(x)
         dropped = dropout(x)

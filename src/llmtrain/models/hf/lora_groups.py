@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from llmtrain.models.fp8 import multiplies_in_fp8
+from llmtrain.models.hf.lora_fp8 import Fp8LoraLinears, adapter_gradients, parts_of
 from llmtrain.models.target_device import is_gpu
 
 Tensor = torch.Tensor
@@ -88,7 +90,8 @@ def lora_linear(x: Tensor, layers: Sequence[Any]) -> list[Tensor]:
         biases.append(None if bias is None else bias.to(dtype))
     stacked = torch.cat(a) if len(a) > 1 else a[0]  # (ranks, in)
     tensors = (*b, *weights, *biases)
-    return list(_LoraLinears.apply(x.to(dtype), stacked.to(dtype), len(layers), *tensors))  # type: ignore[no-untyped-call]
+    function = Fp8LoraLinears if multiplies_in_fp8(layers[0].base_layer) else _LoraLinears
+    return list(function.apply(x.to(dtype), stacked.to(dtype), len(layers), *tensors))  # type: ignore[no-untyped-call]
 
 
 class _LoraLinears(torch.autograd.Function):
@@ -124,7 +127,7 @@ def forward_products(
     """The outputs (N, out) of all layers, and x A^T (N, ranks)."""
     low = x @ a.t()
     results = []
-    for part, b_one, weight, bias in zip(_parts(low, b), b, weights, biases, strict=True):
+    for part, b_one, weight, bias in zip(parts_of(low, b), b, weights, biases, strict=True):
         if is_gpu(x):  # the large product adds to the small one as it writes its result
             out = part @ b_one.t() if bias is None else torch.addmm(bias, part, b_one.t())
             out.addmm_(x, weight.t())
@@ -145,22 +148,13 @@ def backward_products(
     needs_input: bool,
 ) -> list[Tensor]:
     """Gradients of x (empty unless needed), of A and of each B."""
-    grad_low = torch.empty_like(low)  # (N, ranks)
-    grad_b = []
-    for grad, b_one, low_part, part in zip(grads, b, _parts(low, b), _parts(grad_low, b), strict=True):
-        torch.mm(grad, b_one, out=part)
-        grad_b.append(grad.t() @ low_part)
+    grad_low, grad_a, grad_b = adapter_gradients(grads, x, low, b)
     if not needs_input:
-        return [x.new_empty(0), grad_low.t() @ x, *grad_b]
+        return [x.new_empty(0), grad_a, *grad_b]
     grad_x = grad_low @ a
     for grad, weight in zip(grads, weights, strict=True):
         grad_x.addmm_(grad, weight)
-    return [grad_x, grad_low.t() @ x, *grad_b]
-
-
-def _parts(low: Tensor, b: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The columns of each layer."""
-    return torch.split(low, [b_one.shape[1] for b_one in b], dim=1)
+    return [grad_x, grad_a, *grad_b]
 
 
 # For torch.compile: the products as operators that it does not look into, and the shapes of their results.
