@@ -102,7 +102,8 @@ def product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch
     """a b^T, in `dtype`: a (n, k), b (m, k) -> (n, m). Products of activations and weights are summed with fewer bits,
     which is faster; those of gradients in float32."""
     is_forward = a.dtype == E4M3
-    return torch._scaled_mm(a, b.t(), a_scale, b_scale, out_dtype=dtype, use_fast_accum=is_forward)
+    rows = a.contiguous()  # already so, unless the compiler chose another layout
+    return torch._scaled_mm(rows, b.contiguous().t(), a_scale, b_scale, out_dtype=dtype, use_fast_accum=is_forward)
 
 
 class Fp8Linear(torch.autograd.Function):
