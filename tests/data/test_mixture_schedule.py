@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from llmtrain.data.mixture.schedule import (
     BLOCK,
+    MAX_PERIOD,
     SHARE_UNITS,
     MixtureSchedule,
     Quotas,
@@ -23,24 +24,62 @@ weights = st.lists(st.integers(1, 10_000), min_size=2, max_size=50).map(
 few_weights = st.lists(st.integers(1, 100), min_size=2, max_size=6).map(lambda units: tuple(map(float, units)))
 
 
+def exact_fractions(given: tuple[float, ...]) -> list[Fraction]:
+    return [Fraction(repr(weight)) for weight in given]
+
+
 def exact_shares(given: tuple[float, ...]) -> list[Fraction]:
-    parts = [Fraction(repr(weight)) for weight in given]
+    parts = exact_fractions(given)
     return [part / sum(parts) for part in parts]
 
 
-@given(weights)
-@settings(max_examples=60, deadline=None)
+def that_sum_to_one(units: list[int]) -> tuple[float, ...]:
+    """Weights with four decimals, at least 1e-4."""
+    shares = [max(1, 10_000 * unit // sum(units)) for unit in units]
+    largest = shares.index(max(shares))
+    shares[largest] += 10_000 - sum(shares)
+    return tuple(share / 1e4 for share in shares)
+
+
+@given(st.one_of(weights, st.lists(st.integers(1, 10_000), min_size=2, max_size=50).map(that_sum_to_one)))
+@settings(max_examples=80, deadline=None)
 def test_counts_at_block_borders_never_fall_and_are_within_one_of_the_share(given: tuple[float, ...]) -> None:
     quotas = Quotas(given)
+    rounding = 0 if sum(exact_fractions(given)) == 1 else Fraction(1, SHARE_UNITS)
     shares = exact_shares(given)
     previous = np.zeros(len(given), np.int64)
     for block in range(1, MANY):
         counts = quotas.before(block)
-        assert counts.sum() == block * BLOCK
+        total = block * BLOCK
+        assert counts.sum() == total
         assert (counts >= previous).all()
-        for count, share in zip(counts.tolist(), shares, strict=True):
-            assert abs(count - share * block * BLOCK) < 1
+        for count, unit, share in zip(counts.tolist(), quotas.units.tolist(), shares, strict=True):
+            assert abs(count - Fraction(unit * total, int(quotas.units.sum()))) < 1
+            assert abs(count - share * total) < 1 + rounding * total
         previous = counts
+
+
+UNEVEN = tuple(1 / number for number in range(1, 51))
+"""No simple fractions; the smallest share is above 1/1024."""
+SMALL = (*(number / 1e4 for number in range(1, 50)), 1.3)
+"""Shares from 4e-5 up."""
+
+
+@pytest.mark.parametrize("given", [UNEVEN, SMALL, (1e-4, 0.9999), (1.0,) * 999 + (983.0,)])
+def test_counts_of_any_border_need_no_long_table(given: tuple[float, ...]) -> None:
+    """Whatever was asked for before."""
+    far = Quotas(given)
+    block = 10**6 - 7
+    counts = [far.before(block + number).tolist() for number in range(3)]
+    assert far.table_rows <= MAX_PERIOD
+    near = Quotas(given)
+    for number in range(2 * MAX_PERIOD):
+        near.before(number)
+    assert near.table_rows <= MAX_PERIOD
+    assert [near.before(block + number).tolist() for number in range(3)] == counts
+    share = Fraction(int(far.units[0]), int(far.units.sum()))
+    assert abs(counts[0][0] - share * block * BLOCK) < 1
+    assert far.table_rows == 0 or min(given) / sum(given) < 1 / BLOCK
 
 
 def test_largest_remainders_would_let_a_small_share_fall() -> None:
