@@ -24,39 +24,37 @@ weights = st.lists(st.integers(1, 10_000), min_size=2, max_size=50).map(
 few_weights = st.lists(st.integers(1, 100), min_size=2, max_size=6).map(lambda units: tuple(map(float, units)))
 
 
-def exact_fractions(given: tuple[float, ...]) -> list[Fraction]:
-    return [Fraction(repr(weight)) for weight in given]
-
-
 def exact_shares(given: tuple[float, ...]) -> list[Fraction]:
-    parts = exact_fractions(given)
+    parts = [Fraction(repr(weight)) for weight in given]
     return [part / sum(parts) for part in parts]
 
 
-def that_sum_to_one(units: list[int]) -> tuple[float, ...]:
-    """Weights with four decimals, at least 1e-4."""
+def with_sum_10_000(units: list[int]) -> list[int]:
     shares = [max(1, 10_000 * unit // sum(units)) for unit in units]
     largest = shares.index(max(shares))
     shares[largest] += 10_000 - sum(shares)
-    return tuple(share / 1e4 for share in shares)
+    return shares
 
 
-@given(st.one_of(weights, st.lists(st.integers(1, 10_000), min_size=2, max_size=50).map(that_sum_to_one)))
-@settings(max_examples=80, deadline=None)
-def test_counts_at_block_borders_never_fall_and_are_within_one_of_the_share(given: tuple[float, ...]) -> None:
-    quotas = Quotas(given)
-    rounding = 0 if sum(exact_fractions(given)) == 1 else Fraction(1, SHARE_UNITS)
-    shares = exact_shares(given)
-    previous = np.zeros(len(given), np.int64)
-    for block in range(1, MANY):
-        counts = quotas.before(block)
-        total = block * BLOCK
-        assert counts.sum() == total
-        assert (counts >= previous).all()
-        for count, unit, share in zip(counts.tolist(), quotas.units.tolist(), shares, strict=True):
-            assert abs(count - Fraction(unit * total, int(quotas.units.sum()))) < 1
-            assert abs(count - share * total) < 1 + rounding * total
-        previous = counts
+unit_lists = st.lists(st.integers(1, 10_000), min_size=2, max_size=50)
+
+
+@given(st.one_of(unit_lists, unit_lists.map(with_sum_10_000)))
+@settings(max_examples=40, deadline=None)
+def test_counts_at_block_borders_never_fall_and_are_within_one_of_the_share(units: list[int]) -> None:
+    quotas = Quotas([unit / 1e4 for unit in units])
+    totals = np.arange(MANY)[:, None] * BLOCK
+    counts = np.array([quotas.before(block) for block in range(MANY)])
+    assert (counts.sum(axis=1, keepdims=True) == totals).all()
+    assert (np.diff(counts, axis=0) >= 0).all()
+
+    def furthest(shares: np.ndarray) -> float:
+        """Of a count from share x index."""
+        return float(np.abs(counts * shares.sum() - totals * shares).max() / shares.sum())
+
+    assert furthest(quotas.units) < 1
+    is_exact = sum(units) == 10_000
+    assert furthest(np.array(units)) < (1 if is_exact else 1 + MANY * BLOCK / SHARE_UNITS)
 
 
 UNEVEN = tuple(1 / number for number in range(1, 51))
@@ -65,7 +63,7 @@ SMALL = (*(number / 1e4 for number in range(1, 50)), 1.3)
 """Shares from 4e-5 up."""
 
 
-@pytest.mark.parametrize("given", [UNEVEN, SMALL, (1e-4, 0.9999), (1.0,) * 999 + (983.0,)])
+@pytest.mark.parametrize("given", [UNEVEN, SMALL, (1e-4, 0.9999), (1.0,) * 99 + (200003.0,)])
 def test_counts_of_any_border_need_no_long_table(given: tuple[float, ...]) -> None:
     """Whatever was asked for before."""
     far = Quotas(given)

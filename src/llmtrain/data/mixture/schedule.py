@@ -265,14 +265,16 @@ def _period(total: int) -> int:
 
 def _has_small_share(units: Sequence[int]) -> bool:
     """Whether some source has less than one sample per block."""
-    return any(0 < unit * BLOCK < sum(units) for unit in units)
+    total = sum(units)
+    return any(0 < unit * BLOCK < total for unit in units)
 
 
 def shares_in_units(weights: Sequence[float]) -> list[int]:
     """Integers with exactly the proportions of the weights, as they are written in decimal. They are rounded to
     SHARE_UNITS in all if no small integers have them, or if a small share would need a long table of counts."""
     exact = [Fraction(repr(float(weight))) for weight in weights]
-    shares = [weight / sum(exact) for weight in exact]
+    total = sum(exact)
+    shares = [weight / total for weight in exact]
     denominator = lcm(*(share.denominator for share in shares))
     if denominator <= SHARE_UNITS:
         units = [int(share * denominator) for share in shares]
