@@ -23,6 +23,7 @@ from llmtrain.page.run_values import (
     run_details,
     run_row,
     score_curves,
+    scores_of,
     shown_config,
     why,
 )
@@ -77,7 +78,7 @@ def run_data(run: RunDirectory, columns: int, state: RunState | None = None) -> 
         "details": details,
         "why": why(view) if row["state"] != RunState.FINISHED else None,
         "ranks": compact_ranks(view.ranks()),
-        "curves": _curves(series, columns) | score_curves(view, float),
+        "curves": _curves(series, columns) | score_curves(scores_of(view), float),
         "axes": _axes(series),
         "best": _best(series),
         "tokens": max(filter(math.isfinite, series.train.columns["tokens"]), default=None),
