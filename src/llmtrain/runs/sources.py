@@ -1,13 +1,20 @@
-"""The sources of a mixture in the metrics of a run: `val/loss/web` is the validation loss of the source `web`."""
+"""The sources of a mixture in the config and the metrics of a run: `val/loss/web` is the validation loss of the source
+`web`."""
 
 from typing import Any
 
 from llmtrain.core.terminal import format_table
-from llmtrain.runs.json_values import finite, short_text
+from llmtrain.runs.json_values import dictionary, finite, short_text
 from llmtrain.runs.metrics import Row
 
 Values = dict[str, Any]
 _TOKENS = "train/tokens/"
+
+
+def first_source(data: Values) -> Values:
+    """What stands for all sources in a recorded data section: of a mixture the first one, else the section itself."""
+    sources = data.get("sources")
+    return dictionary(sources[0]) if isinstance(sources, list) and sources else data
 
 
 def source_rows(train: Row, val: Row) -> list[Values]:
