@@ -53,9 +53,9 @@ def _problems(
     if kind is None or (fields["name"] not in KINDS["data"] and not is_plugin(fields["name"])):
         yield ("name",), describe_unknown_kind("data", {"name": fields.get("name")})[1]
         return
-    for name in fields.keys() - kind.model_fields.keys():
-        similar = nearest(name, SourceSection.model_fields)
-        if similar:
+    for name in [name for name in fields if name not in kind.model_fields]:
+        similar = nearest(name, [*SourceSection.model_fields, *kind.model_fields])
+        if any(repr(field) in similar for field in SourceSection.model_fields):
             del fields[name]
             yield (name,), f"data.{name} is unknown.{similar}"
     for path, text in check(kind, fields):

@@ -40,16 +40,16 @@ def source_rows(train: Row, val: Row) -> list[Values]:
 
 
 def source_cells(rows: list[Values]) -> list[list[str]]:
-    styles = {
-        "tokens": ",.0f",
-        "share": ".1%",
-        "epochs": ".2f",
-        "val_loss": ".4f",
-        "bits_per_byte": ".3f",
-        "accuracy": ".1%",
-        "margin": ".4f",
+    columns = {
+        "tokens": ("tokens", ",.0f"),
+        "share": ("used", ".1%"),  # so far: stages change it
+        "epochs": ("epochs", ".2f"),
+        "val_loss": ("val_loss", ".4f"),
+        "bits_per_byte": ("bits_per_byte", ".3f"),
+        "accuracy": ("accuracy", ".1%"),
+        "margin": ("margin", ".4f"),
     }
-    return cells_by_source(rows, {name: (name, style) for name, style in styles.items()})
+    return cells_by_source(rows, columns)
 
 
 def cells_by_source(rows: list[Values], columns: dict[str, tuple[str, str]]) -> list[list[str]]:
