@@ -135,6 +135,23 @@ class TestInit:
         assert config.trainer.objective.name == "dpo"
         assert config.model.block_size == 128
 
+    @pytest.mark.parametrize(("counts", "is_packed"), [((30, 10), False), ((3000, 1000), True)])
+    def test_files_of_pairs_become_a_mixture(
+        self, cli, workdir: Path, counts: tuple[int, int], is_packed: bool
+    ) -> None:
+        for name, count in zip("ab", counts, strict=True):
+            make_pairs(workdir / f"{name}.jsonl", count)
+        done = cli("init", "--preferences", "a.jsonl", "b.jsonl")
+        assert done.code == 0, done.err
+        config = load_config("my.yaml")
+        assert config.trainer.objective.name == "dpo"
+        sections = config.data.sections()
+        assert [section.train_file for section in sections] == ["a.jsonl", "b.jsonl"]
+        assert {section.name for section in sections} == {"preference_jsonl"}
+        assert {section.on_bad_example for section in sections} == {"skip"}
+        assert {section.packing for section in sections} == {is_packed}
+        assert [source.weight for source in config.data.sources] == pytest.approx([0.75, 0.25], abs=0.01)
+
     @pytest.mark.parametrize(
         ("rows", "remedy"),
         [

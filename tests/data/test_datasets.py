@@ -252,6 +252,11 @@ class TestHFText:
         prepared = prepare("hf_text", tmp_path, files=[path], val_files=[path])
         assert text(prepared, "train") == "one line\nand its end\0another\0"
 
+    def test_single_row_leaves_none_for_validation(self, tmp_path: Path) -> None:
+        (tmp_path / "one.txt").write_text("a single line")
+        with pytest.raises(DataError, match="1 row: none is left"):
+            prepare("hf_text", tmp_path, files=[str(tmp_path / "one.txt")])
+
     def test_last_rows_are_held_out(self, tmp_path: Path) -> None:
         files = self.files(tmp_path, "txt")["files"]
         prepared = prepare("hf_text", tmp_path, files=files, val_fraction=0.25)

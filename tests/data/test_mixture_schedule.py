@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from llmtrain.data.mixture.schedule import (
     BLOCK,
+    MAX_PERIOD,
     SHARE_UNITS,
     MixtureSchedule,
     Quotas,
@@ -28,19 +29,55 @@ def exact_shares(given: tuple[float, ...]) -> list[Fraction]:
     return [part / sum(parts) for part in parts]
 
 
-@given(weights)
-@settings(max_examples=60, deadline=None)
-def test_counts_at_block_borders_never_fall_and_are_within_one_of_the_share(given: tuple[float, ...]) -> None:
-    quotas = Quotas(given)
-    shares = exact_shares(given)
-    previous = np.zeros(len(given), np.int64)
-    for block in range(1, MANY):
-        counts = quotas.before(block)
-        assert counts.sum() == block * BLOCK
-        assert (counts >= previous).all()
-        for count, share in zip(counts.tolist(), shares, strict=True):
-            assert abs(count - share * block * BLOCK) < 1
-        previous = counts
+def with_sum_10_000(units: list[int]) -> list[int]:
+    shares = [max(1, 10_000 * unit // sum(units)) for unit in units]
+    largest = shares.index(max(shares))
+    shares[largest] += 10_000 - sum(shares)
+    return shares
+
+
+unit_lists = st.lists(st.integers(1, 10_000), min_size=2, max_size=50)
+
+
+@given(st.one_of(unit_lists, unit_lists.map(with_sum_10_000)))
+@settings(max_examples=40, deadline=None)
+def test_counts_at_block_borders_never_fall_and_are_within_one_of_the_share(units: list[int]) -> None:
+    quotas = Quotas([unit / 1e4 for unit in units])
+    totals = np.arange(MANY)[:, None] * BLOCK
+    counts = np.array([quotas.before(block) for block in range(MANY)])
+    assert (counts.sum(axis=1, keepdims=True) == totals).all()
+    assert (np.diff(counts, axis=0) >= 0).all()
+
+    def furthest(shares: np.ndarray) -> float:
+        """Of a count from share x index."""
+        return float(np.abs(counts * shares.sum() - totals * shares).max() / shares.sum())
+
+    assert furthest(quotas.units) < 1
+    is_exact = sum(units) == 10_000
+    assert furthest(np.array(units)) < (1 if is_exact else 1 + MANY * BLOCK / SHARE_UNITS)
+
+
+UNEVEN = tuple(1 / number for number in range(1, 51))
+"""No simple fractions; the smallest share is above 1/1024."""
+SMALL = (*(number / 1e4 for number in range(1, 50)), 1.3)
+"""Shares from 4e-5 up."""
+
+
+@pytest.mark.parametrize("given", [UNEVEN, SMALL, (1e-4, 0.9999), (1.0,) * 99 + (200003.0,)])
+def test_counts_of_any_border_need_no_long_table(given: tuple[float, ...]) -> None:
+    """Whatever was asked for before."""
+    far = Quotas(given)
+    block = 10**6 - 7
+    counts = [far.before(block + number).tolist() for number in range(3)]
+    assert far.table_rows <= MAX_PERIOD
+    near = Quotas(given)
+    for number in range(2 * MAX_PERIOD):
+        near.before(number)
+    assert near.table_rows <= MAX_PERIOD
+    assert [near.before(block + number).tolist() for number in range(3)] == counts
+    share = Fraction(int(far.units[0]), int(far.units.sum()))
+    assert abs(counts[0][0] - share * block * BLOCK) < 1
+    assert far.table_rows == 0 or min(given) / sum(given) < 1 / BLOCK
 
 
 def test_largest_remainders_would_let_a_small_share_fall() -> None:

@@ -26,7 +26,7 @@ from demo_runs import HOSTILE, hold_lock, make_run, write_heartbeats, write_rows
 from fork_server import IN_BACKGROUND
 from limits import limit, wait_until
 from llmtrain.core.install import install_command
-from llmtrain.page import actions, local_runs, log_file, run_values, stream
+from llmtrain.page import actions, local_runs, log_file, run_catalog, run_values, stream
 from llmtrain.page.local_runs import LocalRuns
 from llmtrain.page.run_catalog import NotFound, RunCatalog, Shared
 from llmtrain.page.security import CSRF_HEADER, Access
@@ -35,6 +35,7 @@ from llmtrain.page.stream import RunEvents
 from llmtrain.runs.compare import compare
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.lock import RunLock
+from llmtrain.runs.task_scores import write_task_scores
 from llmtrain.runs.view import RunView
 
 BASE = "http://127.0.0.1:8642"
@@ -217,6 +218,30 @@ def test_curves_say_how_many_points(client: TestClient, root: Path) -> None:
     zoomed = client.get("/api/curves", params={**query, "from": 1000, "to": 1150}).json()["curves"]["train/loss"]
     assert zoomed["total"] == 151
     assert len(zoomed["x"]) >= 151
+
+
+def test_scores_are_read_again_only_when_there_are_others(
+    client: TestClient, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(make_run(root, "one", steps=40, extras=False))
+    reads = []
+
+    def counted(view: RunView) -> list[dict[str, Any]]:
+        reads.append(view)
+        return run_values.scores_of(view)
+
+    monkeypatch.setattr(run_catalog, "scores_of", counted)
+
+    def curve() -> list[float]:
+        value = client.get("/api/curves", params={"key": "local/one", "metric": "train/loss:50"}).json()
+        found: list[float] = value["curves"]["tasks/items/acc"]["y"]
+        return found
+
+    for step, score in ((10, 0.25), (20, 0.5), (20, 0.75)):  # the last one replaces the one before
+        write_task_scores(run, step, {"items": {"metrics": {"acc": score}}})
+        assert curve() == curve()
+        assert curve()[-1] == score
+    assert len(reads) == 3
 
 
 @pytest.mark.parametrize("steps", [12, 40, 2000])

@@ -156,14 +156,28 @@ def test_allowed_other_weights_become_a_stage(make: MakeConfig, before: Callable
     changed = with_weight(config, 2, 0.5)
     ended = harness.run(changed, RUN_ID, before=before, allow_config_change=True, fault="after_optimizer:5:0:kill")
     assert ended.code == -signal.SIGKILL, ended.output
-    again = harness.run(changed, RUN_ID, before=before, allow_config_change=True)  # as a restarted pod would
+    other = harness.run(with_weight(config, 2, 0.25), RUN_ID, before=before)
+    assert other.code == 64
+    assert "data.stages: weights 0.6, 0.3, 0.5 from step 3 on -> none" in other.output
+    again = harness.run(changed, RUN_ID, before=before)  # what has been allowed need not be allowed again
     assert again.result is not None, again.output
+    assert "weights: web 0.6, code 0.3, Poems 0.1; from step 3 on web 0.6, code 0.3, Poems 0.5" in again.output
     step = Checkpoint(Path(config.output.root_dir) / RUN_ID / "checkpoints" / "step_8")
     data = step.state()["config"]["data"]
     assert [source["weight"] for source in data["sources"]] == [0.6, 0.3, 0.1]
     assert data["stages"] == [{"from_step": 3, "weights": [0.6, 0.3, 0.5]}]  # checkpoints are of every second step
     planned = make(data__stages=data["stages"])
     assert harness.run(planned, before=before).result["state_sha256"] == again.result["state_sha256"]  # type: ignore[index]
+
+
+def test_weights_that_a_stage_has_replaced_change_nothing(make: MakeConfig, before: Callable[[], None]) -> None:
+    config = make(data__stages=[{"from_step": 2, "weights": [1, 1, 1]}, {"from_step": 99, "weights": [1, 0, 0]}])
+    assert harness.run(config, before=before, fault="after_optimizer:5:0:kill").code == -signal.SIGKILL
+    ended = harness.run(with_weight(config, 2, 0.5), RUN_ID, before=before, allow_config_change=True)
+    assert ended.code == 0, ended.output
+    assert "other weights of data.sources change nothing: data.stages.0 decides already" in ended.output
+    assert "data.stages.1 begins in step 99" in ended.output
+    assert "| by source: web " in ended.output
 
 
 def test_resume_allows_other_labels_and_moved_files(make: MakeConfig, before: Callable[[], None], folder: Path) -> None:
@@ -226,6 +240,12 @@ BAD: dict[str, tuple[str, int]] = {
     "[{name: text_files, files: [a.txt], weight: -1}]": ("data.sources.0.weight", 64),
     "[{name: text_files, files: [a.txt], weight: much}]": ("data.sources.0.weight", 64),
     "[{name: text_files, files: [a.txt], weight: .inf}]": ("data.sources.0.weight", 64),
+    "[{name: text_files, files: [a.txt], weight: 1e308}]": ("data.sources.0.weight", 64),
+    "[{name: text_files, files: [a.txt], weight: 1e-9}, {name: dummy_text, weight: 1}]": ("data.sources.0.weight", 64),
+    "[{name: text_files, files: [a.txt], wieght: 1, weight: 1}]": (
+        "wieght is unknown. Did you mean",
+        64,
+    ),
     "[{name: text_files, files: [a.txt]}]": ("data.sources.0.weight", 64),
     "[{name: text_files, files: [a.txt], weight: 1, tokenizer: byte}]": ("data.tokenizer", 64),
     "[{name: mixture, weight: 1}]": ("mixture", 64),
@@ -278,6 +298,7 @@ def test_bad_sources(cli: Callable[..., Any], workdir: Path, tiny: list[str], fo
         ("[{from_step: 5, weights: [1, 2, 3]}]", "data.stages.0.weights"),
         ("[{from_step: 5, weights: [0, 0]}]", "data.stages.0.weights"),
         ("[{from_step: 5, weights: [1, -1]}]", "data.stages"),
+        ("[{from_step: 5, weights: [1, 1.0e-8]}]", "data.stages.0.weights.1"),
         ("[{from_step: 5, weights: [1, x]}]", "data.stages"),
         ("[{from_step: 0, weights: [1, 1]}]", "data.stages"),
         ("[{from_step: 5, weights: [1, 1]}, {from_step: 5, weights: [1, 1]}]", "data.stages.1.from_step"),

@@ -12,7 +12,9 @@ from llmtrain.errors import DataError, UsageError
 def command(
     more: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILE", help="Further files and directories for --text, or files for --instruct."),
+        typer.Argument(
+            metavar="FILE", help="Further files for --text, --instruct or --preferences, and directories for --text."
+        ),
     ] = None,
     text: Annotated[
         list[str] | None,
@@ -37,7 +39,8 @@ def command(
         typer.Option(
             "--preferences",
             metavar="FILE",
-            help="Tune a chat model on pairs of a chosen and a rejected answer: JSON (lines), CSV, TSV or Parquet.",
+            help="Tune a chat model on pairs of a chosen and a rejected answer: JSON (lines), CSV, TSV or Parquet. "
+            "Several files become a mixture.",
         ),
     ] = None,
     text_column: Annotated[
@@ -62,7 +65,9 @@ def command(
             remedy="For example: llmtrain init --text corpus/*.txt",
         )
     if more and preset is not None:
-        raise UsageError(f"Unexpected argument '{more[0]}'.", remedy="Further files belong to --text or --instruct.")
+        raise UsageError(
+            f"Unexpected argument '{more[0]}'.", remedy="Further files belong to --text, --instruct or --preferences."
+        )
     if text_column is not None and not text:
         raise UsageError("--text-column belongs to --text.", remedy="Remove it.")
     target = Path(to).expanduser()
@@ -75,7 +80,7 @@ def command(
     elif instruct is not None:
         content = _for_examples([instruct, *(more or [])], to)
     elif preferences is not None:
-        content = _for_preferences(preferences, to)
+        content = _for_preferences([preferences, *(more or [])], to)
     else:
         content = _of_preset(preset or "")
     _write(target, content, to)
@@ -148,13 +153,16 @@ def _for_examples(files: list[str], to: str) -> str:
     return examples_config(sources, to)
 
 
-def _for_preferences(file: str, to: str) -> str:
-    from llmtrain.config.starter import preferences_config
+def _for_preferences(files: list[str], to: str) -> str:
+    from llmtrain.config.starter import ExampleSource, preferences_config
     from llmtrain.data.init_facts import measure_pairs
     from llmtrain.data.records.open_file import find_file, open_records
 
-    records = open_records(find_file(file, "--preferences"), file)
-    return preferences_config(file, measure_pairs(records), to)
+    sources = []
+    for file in files:
+        sizes = measure_pairs(open_records(find_file(file, "--preferences"), file))
+        sources.append(ExampleSource(file, "preference_jsonl", {"on_bad_example": "skip"}, sizes))
+    return preferences_config(sources, to)
 
 
 def _of_preset(name: str) -> str:

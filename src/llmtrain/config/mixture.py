@@ -19,10 +19,13 @@ from llmtrain.config.data import (
     RunningTextSection,
     SourceKinds,
 )
-from llmtrain.config.section import MayChange, NotNegative, Positive, PositiveInt, Problem, Section, kind_tag
+from llmtrain.config.section import MayChange, PositiveInt, Problem, Section, kind_tag
 
 SHARED_FIELDS = ("tokenizer", "cache_dir", "num_workers", "document_mask")
 """Fields that a mixture has for all of its sources."""
+MAX_WEIGHT = 1e9
+LEAST_SHARE = 1e-6
+"""A source with less would hardly be read, and not in its share."""
 TEXT = "text"
 EXAMPLES = "examples"
 PAIRS = "pairs"
@@ -42,7 +45,7 @@ class SourceSection(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    weight: Positive
+    weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT)]
     """Share of the source, relative to the sum of all weights. For text and for packed examples or pairs it is a share
     of the tokens, for unpacked ones of the examples or pairs."""
     max_epochs: PositiveInt | None = None
@@ -95,7 +98,7 @@ class StageSection(Section):
 
     from_step: PositiveInt
     """First step with these weights. Steps count from 1."""
-    weights: list[NotNegative]
+    weights: list[Annotated[float, Field(ge=0, le=MAX_WEIGHT)]]
     """One weight per source, in their order. 0 leaves a source out."""
 
     def problems(self) -> Iterator[Problem]:
@@ -151,6 +154,7 @@ class MixtureSection(RunningTextSection):
         for label in sorted({label for label in labels if labels.count(label) > 1}):
             yield ("sources",), f"data.sources: several sources have the label '{label}'. Give each its own."
         yield from self._kind_problems()
+        yield from self._share_problems()
         yield from self._stage_problems()
         if self.tokenizer == "char":
             yield (
@@ -179,6 +183,20 @@ class MixtureSection(RunningTextSection):
         packing = {getattr(section, "packing", None) for section in sections if _content(section) in (EXAMPLES, PAIRS)}
         if len(packing) > 1:
             yield ("sources",), "data.sources: packing is true in one source and false in another. Use one value."
+
+    def _share_problems(self) -> Iterator[Problem]:
+        rows = {"data.sources.{}.weight": [source.weight for source in self.sources]}
+        for number, stage in enumerate(self.stages):
+            rows[f"data.stages.{number}.weights.{{}}"] = stage.weights
+        for place, weights in rows.items():
+            for index, weight in enumerate(weights):
+                if 0 < weight < LEAST_SHARE * sum(weights):
+                    field = "sources" if place.startswith("data.sources") else "stages"
+                    yield (
+                        (field,),
+                        f"{place.format(index)} {weight:g} is a share of less than a millionth. Raise it, or leave the "
+                        "source out.",
+                    )
 
     def _stage_problems(self) -> Iterator[Problem]:
         previous = 0

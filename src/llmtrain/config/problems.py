@@ -35,7 +35,7 @@ _RULES = {
     "dict_type": "must be a mapping",
     "finite_number": "must be a finite number",
     "float_type": "must be a number",
-    "greater_than": "must be above {gt}",
+    "greater_than": "must be above {gt:g}",
     "greater_than_equal": "must be at least {ge}",
     "int_from_float": "must be an integer",
     "int_type": "must be an integer",

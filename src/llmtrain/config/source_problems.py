@@ -11,6 +11,7 @@ from llmtrain.config.mixture import SHARED_FIELDS, SourceSection
 from llmtrain.config.problems import describe_error, describe_unknown_kind, shown
 from llmtrain.config.schema import KINDS, section_class
 from llmtrain.config.section import Section
+from llmtrain.errors import nearest
 
 CheckSection = Callable[[type[Section], dict[str, Any]], Iterator[tuple[KeyPath, str]]]
 """The path in a data section and the text of each problem that a class has with these values."""
@@ -52,6 +53,11 @@ def _problems(
     if kind is None or (fields["name"] not in KINDS["data"] and not is_plugin(fields["name"])):
         yield ("name",), describe_unknown_kind("data", {"name": fields.get("name")})[1]
         return
+    for name in [name for name in fields if name not in kind.model_fields]:
+        similar = nearest(name, [*SourceSection.model_fields, *kind.model_fields])
+        if any(repr(field) in similar for field in SourceSection.model_fields):
+            del fields[name]
+            yield (name,), f"data.{name} is unknown.{similar}"
     for path, text in check(kind, fields):
         yield path[1:], text
 
@@ -66,4 +72,7 @@ def _own_problems(own: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
             if each["type"] == "missing":
                 yield path, f"data.{path[0]} is required. The shares of the sources follow from their weights."
                 continue
-            yield path, describe_error(("data", *path), each, SourceSection, own.get(path[0]))
+            text = describe_error(("data", *path), each, SourceSection, own.get(path[0]))
+            if path == ("weight",) and each["input"] == 0:
+                text += " Remove a source that is not to be read; a weight in data.stages may be 0."
+            yield path, text

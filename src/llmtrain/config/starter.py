@@ -72,11 +72,7 @@ model:
     rank: 16
     alpha: 32
 data:
-  name: preference_jsonl
-  train_file: {file}
-{packing}  val_fraction: 0.05  # held out for validation; or set val_file
-  on_bad_example: skip  # error stops at the first pair that cannot be used
-trainer:
+{data}trainer:
   objective:
     name: dpo  # or ipo, orpo, simpo: docs/fine-tuning.md
     beta: 0.1  # a larger one keeps the model closer to where it starts
@@ -94,6 +90,12 @@ _EXAMPLE_DATA = """\
   name: {kind}
   train_file: {file}
 {fields}{packing}  val_fraction: 0.05  # held out for validation; or set val_file
+"""
+_PAIR_DATA = """\
+  name: preference_jsonl
+  train_file: {file}
+{packing}  val_fraction: 0.05  # held out for validation; or set val_file
+  on_bad_example: skip  # error stops at the first pair that cannot be used
 """
 _TEXT_BLOCK_SIZES = (128, 64, 32, 16)
 _TEXT_STEP_TOKENS = 2048
@@ -139,7 +141,7 @@ class TextSource(NamedTuple):
 
 
 class ExampleSource(NamedTuple):
-    """A file of examples, and the data section that reads it."""
+    """A file of examples or of preference pairs, and the data section that reads it."""
 
     file: str
     kind: str
@@ -214,28 +216,39 @@ def _all_sizes(sources: list[ExampleSource]) -> ExampleSizes:
 
 def _example_data(sources: list[ExampleSource], packing: str) -> str:
     if len(sources) > 1:
-        rows = []
-        sizes: list[float] = []
-        for source in sources:
-            fields: dict[str, Any] = {"train_file": source.file, **source.fields}
-            tokens = source.sizes.mean_tokens
-            if packing:  # packing: false, and weights are shares of the examples
-                fields["packing"] = False
-                tokens = 1.0
-            rows.append((source.kind, fields))
-            sizes.append(source.sizes.examples * tokens)
-        unit = f"weights are shares of the {'examples' if packing else 'tokens'}"
-        return _SOURCES.format(unit=unit, sources=_source_lines(rows, sizes))
+        return _mixed_examples(sources, packing, "examples")
     source = sources[0]
     lines = "".join(f"  {field}: {_flow(value)}\n" for field, value in source.fields.items())
     return _EXAMPLE_DATA.format(kind=source.kind, file=_flow(source.file), fields=lines, packing=packing)
 
 
-def preferences_config(file: str, sizes: ExampleSizes, path: str) -> str:
-    """DPO with LoRA on a file of preference pairs."""
+def preferences_config(sources: list[ExampleSource], path: str) -> str:
+    """DPO with LoRA on a file of preference pairs, or on a mixture of several."""
     about = "Preference tuning (DPO with LoRA) of a chat model on your pairs."
     head = _HEAD.format(about=about, path=path, name=_name(path))
-    return head + _PREFERENCES.format(file=_flow(file), **_training_values(sizes, answers=2))
+    values = _training_values(_all_sizes(sources), answers=2)
+    packing = values.pop("packing")
+    if len(sources) > 1:
+        data = _mixed_examples(sources, packing, "pairs")
+    else:
+        data = _PAIR_DATA.format(file=_flow(sources[0].file), packing=packing)
+    return head + _PREFERENCES.format(data=data, **values)
+
+
+def _mixed_examples(sources: list[ExampleSource], packing: str, unit: str) -> str:
+    """The data section of a mixture. `unit`: what a file has."""
+    rows = []
+    sizes: list[float] = []
+    for source in sources:
+        fields: dict[str, Any] = {"train_file": source.file, **source.fields}
+        tokens = source.sizes.mean_tokens
+        if packing:  # packing: false, and weights are shares of the examples
+            fields["packing"] = False
+            tokens = 1.0
+        rows.append((source.kind, fields))
+        sizes.append(source.sizes.examples * tokens)
+    shares = f"weights are shares of the {unit if packing else 'tokens'}"
+    return _SOURCES.format(unit=shares, sources=_source_lines(rows, sizes))
 
 
 def _training_values(sizes: ExampleSizes, answers: int = 1) -> dict[str, Any]:

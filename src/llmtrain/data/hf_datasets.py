@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain.config.data import HeldOutSection, HfTextSection, HubDatasetSection
-from llmtrain.core.text import one_line
+from llmtrain.core.text import one_line, plural
 from llmtrain.data.text_and_examples import Split
 from llmtrain.errors import DataError, LlmtrainError, UsageError
 
@@ -55,6 +55,11 @@ def _saved_split(datasets: Any, path: Path, name: str, dataset_config: str | Non
 
 def hold_out(rows: Any, config: HeldOutSection, split: Split) -> Any:
     """The last val_fraction of the rows for validation, at least one; the rest for training."""
+    if len(rows) < 2:
+        raise DataError(
+            f"The training data has {plural(len(rows), 'row')}: none is left for validation.",
+            remedy="Add more rows, or name validation data.",
+        )
     border = training_count(len(rows), config)
     return rows.select(range(border) if split == "train" else range(border, len(rows)))
 

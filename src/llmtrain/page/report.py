@@ -23,6 +23,7 @@ from llmtrain.page.run_values import (
     run_details,
     run_row,
     score_curves,
+    scores_of,
     shown_config,
     why,
 )
@@ -77,11 +78,11 @@ def run_data(run: RunDirectory, columns: int, state: RunState | None = None) -> 
         "details": details,
         "why": why(view) if row["state"] != RunState.FINISHED else None,
         "ranks": compact_ranks(view.ranks()),
-        "curves": _curves(series, columns) | score_curves(view, float),
+        "curves": _curves(series, columns) | score_curves(scores_of(view), float),
         "axes": _axes(series),
         "best": _best(series),
         "tokens": max(filter(math.isfinite, series.train.columns["tokens"]), default=None),
-        "seconds": _seconds(view.result, series),
+        "seconds": _seconds(view, series),
         "config": flat(config),
         "changed": flat(own_fields(config)),
         "data": statistics_cells(data) if (data := statistics_rows(view.meta)) else [],
@@ -117,12 +118,14 @@ def _best(series: MetricsSeries) -> Values | None:
     return {"loss": loss, "step": int(step)}
 
 
-def _seconds(result: Values, series: MetricsSeries) -> float | None:
-    """From the first row to the last; of a short run with one row, what its result says."""
+def _seconds(view: RunView, series: MetricsSeries) -> float | None:
+    """Of all starts, as `runs show` has it; if they are not recorded, from the first row to the last."""
+    if view.seconds is not None:
+        return view.seconds
     times = list(filter(math.isfinite, series.train.columns["time"]))
     if len(times) > 1:
         return finite(round(times[-1] - times[0], 1))
-    return finite(result.get("seconds"))
+    return finite(view.result.get("seconds"))
 
 
 def _samples(view: RunView, steps: list[int]) -> list[Values]:

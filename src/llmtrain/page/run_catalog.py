@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrain.errors import UsageError
 from llmtrain.page.local_runs import LOCAL, LocalRuns, signature_of
-from llmtrain.page.run_values import Values, run_details, why
+from llmtrain.page.run_values import Values, run_details, scores_of, why
 from llmtrain.page.series import MetricsSeries, SeriesCache
+from llmtrain.runs.task_scores import score_files
 from llmtrain.runs.view import RankView, RunView
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class RunCatalog:
         self.is_closing = False
         """The server ends, and so do all streams."""
         self._sparks: dict[str, tuple[Any, Values]] = {}
+        self._scores: dict[str, tuple[Any, list[Values]]] = {}
         self._ranks = Shared(RANKS_SEC)
         self._details = Shared(DETAILS_SEC)
 
@@ -145,6 +147,15 @@ class RunCatalog:
             curve = series.curve("train/loss", "step", SPARK_COLUMNS)
             self._sparks[key] = (signature, {"x": curve["x"], "y": curve["y"]})
         return self._sparks[key][1]
+
+    def scores(self, key: str) -> list[Values]:
+        """Scores on tasks. Their files are only read again when there are others or one has changed."""
+        view = self.view(key)
+        paths = score_files(view.run)
+        signature = paths, signature_of(paths)
+        if key not in self._scores or self._scores[key][0] != signature:
+            self._scores[key] = signature, scores_of(view)
+        return self._scores[key][1]
 
     def ranks(self, key: str) -> list[RankView]:
         ranks: list[RankView] = self._ranks.get(key, lambda: self.view(key).ranks())

@@ -133,16 +133,15 @@ def run_details(view: RunView) -> Values:
         "git": short_text(git.get("sha")) or None,
         "parameters": integer(view.result.get("parameters")) or None,
         "samples": view.sample_steps(),
-        "task_scores": _task_scores(view, _MAX_SCORED_STEPS),
+        "task_scores": scores_of(view, _MAX_SCORED_STEPS),
         "has_end_sample": bool(end_sample(view)),
         "logs": view.log_ranks(),
     }
 
 
-def score_curves(view: RunView, place: Callable[[int], float | None]) -> Values:
+def score_curves(scored: list[Values], place: Callable[[int], float | None]) -> Values:
     """Scores on tasks over the steps: those that the newest evaluation has first. `place`: where a step is on the
     axis."""
-    scored = _task_scores(view, _MAX_SCORE_POINTS)
     names = list(dict.fromkeys(name for each in reversed(scored) for name in each["values"]))
     curves = {}
     for name in names[:_MAX_SCORE_CURVES]:
@@ -154,7 +153,7 @@ def score_curves(view: RunView, place: Callable[[int], float | None]) -> Values:
     return curves
 
 
-def _task_scores(view: RunView, most: int) -> list[Values]:
+def scores_of(view: RunView, most: int = _MAX_SCORE_POINTS) -> list[Values]:
     """The newest scores on tasks: step, and `NAME/METRIC` -> value."""
     found = []
     for step in scored_steps(view.run)[-most:]:

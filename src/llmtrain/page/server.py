@@ -190,7 +190,7 @@ def _curves(catalog: RunCatalog, request: Request) -> Any:
         pixels = min(MAX_COLUMNS, max(1, int(columns[:6])))
         smoothing = weight if name == "train/loss" else 0.0
         curves[name] = series.curve(name, axis, pixels, start, end, smoothing, is_exact=smooth is not None)
-    curves |= score_curves(catalog.view(key), lambda step: series.axis_at(step, axis))
+    curves |= score_curves(catalog.scores(key), lambda step: series.axis_at(step, axis))
     places = [{**mark, "x": series.axis_at(mark["step"], axis)} for mark in catalog.details(key)["marks"]]
     return {
         "position": series.position,

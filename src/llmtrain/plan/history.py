@@ -17,6 +17,7 @@ from llmtrain.core.gpus import gpu_of_device
 from llmtrain.plan.target import ModelSize, Target
 from llmtrain.runs.directory import RunDirectory, list_runs
 from llmtrain.runs.json_values import dictionary, finite, integer
+from llmtrain.runs.sources import first_source
 from llmtrain.runs.state import RunState
 from llmtrain.runs.view import RunView
 
@@ -107,7 +108,7 @@ def shape_of(config: Values, world_size: int) -> Shape:
         micro_batches *= world_size
     fixed = {name: trainer.get(name) for name in ("precision", "compile", "activation_checkpointing")}
     fixed["sharded"] = distributed.get("strategy") == "fsdp"
-    source = _first_source(data)  # all sources of a mixture have the same packing
+    source = first_source(data)  # all sources of a mixture have the same packing
     fixed["packing"] = source.get("packing")
     fixed["document_mask"] = data.get("document_mask") is True
     fixed["pairs"] = source.get("name") == "preference_jsonl"
@@ -123,11 +124,6 @@ def shape_of(config: Values, world_size: int) -> Shape:
         evaluation=(trainer.get("eval_batches"), micro_batch_size),
         is_async=trainer.get("async_save") is True,
     )
-
-
-def _first_source(data: Values) -> Values:
-    sources = data.get("sources")
-    return dictionary(sources[0]) if isinstance(sources, list) and sources else data
 
 
 def past_runs(root: str, newest: int | None = None) -> list[PastRun]:

@@ -30,6 +30,8 @@ _UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _DONE = re.compile(r"^(\d{1,15}) steps?, train loss|is finished already, at step (\d{1,15})")
 _RESUMED = re.compile(r"resumed from \S*step_(\d{1,15})$")
 
+_SOURCE = "val/loss/"
+_MAX_SOURCES = 6
 _MAX_SECONDS_LEFT = 1e10  # a log may contain anything, also what timedelta refuses
 
 Event = Literal["step", "evaluation", "resumed", "done"]
@@ -76,6 +78,14 @@ def _preference_parts(split: str, metrics: Mapping[str, float]) -> list[str]:
     return parts
 
 
+def _source_parts(metrics: Mapping[str, float]) -> list[str]:
+    """The validation loss of each source of a mixture, unless there are too many for a line."""
+    losses = {name.removeprefix(_SOURCE): value for name, value in metrics.items() if name.startswith(_SOURCE)}
+    if not 0 < len(losses) <= _MAX_SOURCES:
+        return []
+    return ["by source: " + ", ".join(f"{label} {loss:.4f}" for label, loss in losses.items())]
+
+
 def log_micro_batch(step: int, number: int, count: int, seconds: float) -> None:
     """Of a step that takes long. It is not progress that `status` reads."""
     fields = {"event": "micro_batch", "micro_batch": number, "micro_batches": count}
@@ -96,6 +106,7 @@ def log_evaluation(step: int, max_steps: int, max_epochs: int | None, metrics: M
         scores.append(f"perplexity {metrics['val/perplexity']:.2f}")
     if "val/bits_per_byte" in metrics:
         scores.append(f"bpb {metrics['val/bits_per_byte']:.3f}")
+    scores += _source_parts(metrics)
     for name, value in metrics.items():
         if name.startswith("tasks/"):
             scores.append(f"{name.removeprefix('tasks/')} {value:.4f}")

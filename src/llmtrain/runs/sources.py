@@ -1,13 +1,20 @@
-"""The sources of a mixture in the metrics of a run: `val/loss/web` is the validation loss of the source `web`."""
+"""The sources of a mixture in the config and the metrics of a run: `val/loss/web` is the validation loss of the source
+`web`."""
 
 from typing import Any
 
 from llmtrain.core.terminal import format_table
-from llmtrain.runs.json_values import finite, short_text
+from llmtrain.runs.json_values import dictionary, finite, short_text
 from llmtrain.runs.metrics import Row
 
 Values = dict[str, Any]
 _TOKENS = "train/tokens/"
+
+
+def first_source(data: Values) -> Values:
+    """What stands for all sources in a recorded data section: of a mixture the first one, else the section itself."""
+    sources = data.get("sources")
+    return dictionary(sources[0]) if isinstance(sources, list) and sources else data
 
 
 def source_rows(train: Row, val: Row) -> list[Values]:
@@ -33,16 +40,16 @@ def source_rows(train: Row, val: Row) -> list[Values]:
 
 
 def source_cells(rows: list[Values]) -> list[list[str]]:
-    styles = {
-        "tokens": ",.0f",
-        "share": ".1%",
-        "epochs": ".2f",
-        "val_loss": ".4f",
-        "bits_per_byte": ".3f",
-        "accuracy": ".1%",
-        "margin": ".4f",
+    columns = {
+        "tokens": ("tokens", ",.0f"),
+        "share": ("used", ".1%"),  # so far: stages change it
+        "epochs": ("epochs", ".2f"),
+        "val_loss": ("val_loss", ".4f"),
+        "bits_per_byte": ("bits_per_byte", ".3f"),
+        "accuracy": ("accuracy", ".1%"),
+        "margin": ("margin", ".4f"),
     }
-    return cells_by_source(rows, {name: (name, style) for name, style in styles.items()})
+    return cells_by_source(rows, columns)
 
 
 def cells_by_source(rows: list[Values], columns: dict[str, tuple[str, str]]) -> list[list[str]]:

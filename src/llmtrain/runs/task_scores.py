@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from llmtrain.core.files import read_json, write_json
@@ -15,8 +16,7 @@ _FILE = re.compile(r"step_(\d{1,18})\.json")
 def write_task_scores(run: RunDirectory, step: int, scores: Mapping[str, Mapping[str, Any]]) -> None:
     """Add the scores of a checkpoint; those of other tasks at the same step stay."""
     run.task_scores.mkdir(exist_ok=True)
-    path = run.task_scores / f"step_{step}.json"
-    write_json(path, {**_read(run, step), **{name: dict(score) for name, score in scores.items()}})
+    write_json(_path(run, step), {**_read(run, step), **{name: dict(score) for name, score in scores.items()}})
 
 
 def scored_steps(run: RunDirectory) -> list[int]:
@@ -26,6 +26,11 @@ def scored_steps(run: RunDirectory) -> list[int]:
     except OSError:
         return []
     return sorted(int(match[1]) for name in names if (match := _FILE.fullmatch(name)))
+
+
+def score_files(run: RunDirectory) -> list[Path]:
+    """The files with scores, oldest step first."""
+    return [_path(run, step) for step in scored_steps(run)]
 
 
 def task_scores_at(run: RunDirectory, step: int) -> Scores:
@@ -42,9 +47,13 @@ def newest_task_scores(run: RunDirectory) -> dict[str, float]:
     return found
 
 
+def _path(run: RunDirectory, step: int) -> Path:
+    return run.task_scores / f"step_{step}.json"
+
+
 def _read(run: RunDirectory, step: int) -> Scores:
     """What can be read: a damaged file has no scores."""
-    values = read_json(run.task_scores / f"step_{step}.json")
+    values = read_json(_path(run, step))
     found: Scores = {}
     for name, score in (values if isinstance(values, dict) else {}).items():
         metrics = score.get("metrics") if isinstance(score, dict) else None

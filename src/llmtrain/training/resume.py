@@ -289,7 +289,7 @@ def warn_of_changed_code(then: dict[str, Any], now: dict[str, dict[str, Any]]) -
 
 
 def refuse_changes(checkpoint: Checkpoint, changes: list[Change], allow_change: bool) -> None:
-    changed = [f"{path}: {old!r} -> {new!r}" for path, old, new in changes]
+    changed = [f"{path}: {_shown(old)} -> {_shown(new)}" for path, old, new in changes]
     if not changed:
         return
     if allow_change:
@@ -299,6 +299,15 @@ def refuse_changes(checkpoint: Checkpoint, changes: list[Change], allow_change: 
         f"{checkpoint.path} belongs to a run with another config or other data:\n  - " + "\n  - ".join(changed),
         remedy="Undo the changes, start a new run, or pass --allow-config-change to resume anyway.",
     )
+
+
+def _shown(value: Any) -> str:
+    """Stages of a mixture in words, other values as they are."""
+    is_stages = isinstance(value, list) and all(isinstance(each, dict) and "from_step" in each for each in value)
+    if not is_stages:
+        return repr(value)
+    stages = [f"weights {', '.join(map(str, each['weights']))} from step {each['from_step']} on" for each in value]
+    return "; ".join(stages) or "none"
 
 
 def restore(

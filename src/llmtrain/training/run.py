@@ -126,10 +126,9 @@ def run_training(
         run = ownership.run
         resumption = ownership.resumption
         config, threads = rank0(lambda: _with_recorded_values(config, resumption, world))
-        if resumption and allow_config_change:
-            data = rank0(lambda: with_recorded_weights(config.data, resumption.checkpoint))
-            config = config.model_copy(update={"data": data})
         if resumption:
+            data = rank0(lambda: with_recorded_weights(config.data, resumption.checkpoint, allow_config_change))
+            config = config.model_copy(update={"data": data})
             rank0(lambda: check_config(resumption, config, world.world_size, allow_config_change))
             if result := rank0(lambda: finished_result(config, resumption, allow_config_change)):
                 if world.is_first:
@@ -143,7 +142,7 @@ def run_training(
         components = build_on_all_ranks(config, world, rank0(lambda: recorded_numerics(resumption)))
         resolved = config.with_values("trainer", max_steps=max_steps_of(config.trainer, components.train_batches))
         rank0(lambda: _check_start(resolved.trainer, components, ownership, allow_config_change))
-        rank0(lambda: check_sources(components.train_batches, resolved.trainer.steps))
+        rank0(lambda: check_sources(config.data, components.train_batches, resolved.trainer.steps))
 
         # From here on the run exists on disk: the loop handles signals
         stop.enter_loop()

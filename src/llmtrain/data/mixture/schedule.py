@@ -24,8 +24,10 @@ from llmtrain.data.sampler import mix
 Counts = npt.NDArray[np.int64]
 """One number per source."""
 BLOCK = 1024
-SHARE_UNITS = 1_000_000
-"""Shares that are no fractions with a smaller denominator are rounded to this."""
+SHARE_UNITS = 1024 * BLOCK
+"""Shares that are not fractions with a denominator up to this one are rounded to it."""
+MAX_PERIOD = SHARE_UNITS // BLOCK
+"""Most rows of a table of counts: 30 ms of work, once, and 400 KB for 50 sources."""
 KEPT_BLOCKS = 4
 
 
@@ -208,54 +210,76 @@ class Quotas:
     """How many samples of each source come before each border of blocks.
 
     At the border of N samples a source with share w has floor(w N) or ceil(w N), and no fewer than at the border
-    before. Rounding w N at each border alone would break the second rule for shares below 1/1024. Instead, those
-    sources are rounded up whose next sample is due first: earliest deadline first finds a solution if there is one, and
-    there is one because exact shares are. Counts repeat after a number of blocks, so the table is finite.
+    before. Those sources are rounded up whose next sample is due first. A source with a share of at least 1/1024 is
+    due in each block, so its count cannot fall, and if all are like that the counts of a border follow from N alone.
+    With a smaller share they could fall, so each border also depends on the one before: earliest deadline first finds a
+    solution if there is one, and there is one because exact shares are. Counts repeat after a number of blocks, which
+    is at most MAX_PERIOD then, so a table of them is small.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
         units = shares_in_units(weights)
         self.units = np.array(units, dtype=np.int64)
         self._total = sum(units)
-        self._period = self._total // gcd(self._total, BLOCK)  # blocks
+        self._period = _period(self._total)
         self._per_period = self.units * (self._period * BLOCK // self._total)
-        self._table = [np.zeros(len(units), np.int64)]
-        self._floors = np.zeros(len(units), np.int64)
-        self._rests = np.zeros(len(units), np.int64)  # of share x index, in units of 1 / total
+        self._none = np.zeros(len(units), np.int64)
+        self._table = [self._none] if _has_small_share(units) else None
 
     def before(self, block: int) -> Counts:
         """Samples of each source before a block."""
         periods, rest = divmod(block, self._period)
+        earlier: Counts = periods * self._per_period
+        if self._table is None:
+            return earlier + self._at_border(rest, self._none)
         while len(self._table) <= rest:
-            self._table.append(self._next_row())
-        return self._table[rest] + periods * self._per_period
+            self._table.append(self._at_border(len(self._table), self._table[-1]))
+        return earlier + self._table[rest]
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of the table so far; 0 if there is none."""
+        return 0 if self._table is None else len(self._table)
 
     def earliest_block(self, source: int, count: int) -> int:
         """A block before which the source has had fewer samples than `count`."""
         return (count - 1) * self._total // (int(self.units[source]) * BLOCK)
 
-    def _next_row(self) -> Counts:
-        whole, rests = np.divmod(self._rests + self.units * BLOCK, self._total)
-        self._floors = self._floors + whole
-        self._rests = rests
-        row = np.maximum(self._table[-1], self._floors)
-        missing = len(self._table) * BLOCK - int(row.sum())
+    def _at_border(self, block: int, least: Counts) -> Counts:
+        """Samples of each source before a block of the first period, no fewer than `least`."""
+        floors, rests = np.divmod(self.units * (block * BLOCK), self._total)
+        row = np.maximum(least, floors)
+        missing = block * BLOCK - int(row.sum())
         if missing:
-            can_round_up = (row == self._floors) & (rests > 0)
+            can_round_up = (row == floors) & (rests > 0)
             due = np.full(len(row), np.inf)
             due[can_round_up] = (self._total - rests[can_round_up]) / self.units[can_round_up]
             row[np.argsort(due, kind="stable")[:missing]] += 1
         return row
 
 
+def _period(total: int) -> int:
+    """After this many blocks counts repeat, if shares are multiples of 1 / total."""
+    return total // gcd(total, BLOCK)
+
+
+def _has_small_share(units: Sequence[int]) -> bool:
+    """Whether some source has less than one sample per block."""
+    total = sum(units)
+    return any(0 < unit * BLOCK < total for unit in units)
+
+
 def shares_in_units(weights: Sequence[float]) -> list[int]:
-    """Integers with exactly the proportions of the weights, as they are written in decimal; rounded to SHARE_UNITS in
-    all if no small integers have them."""
+    """Integers with exactly the proportions of the weights, as they are written in decimal. They are rounded to
+    SHARE_UNITS in all if no small integers have them, or if a small share would need a long table of counts."""
     exact = [Fraction(repr(float(weight))) for weight in weights]
-    shares = [weight / sum(exact) for weight in exact]
+    total = sum(exact)
+    shares = [weight / total for weight in exact]
     denominator = lcm(*(share.denominator for share in shares))
     if denominator <= SHARE_UNITS:
-        return [int(share * denominator) for share in shares]
+        units = [int(share * denominator) for share in shares]
+        if _period(denominator) <= MAX_PERIOD or not _has_small_share(units):
+            return units
     units = [max(1, int(share * SHARE_UNITS)) if share else 0 for share in shares]
     rests = [share * SHARE_UNITS - unit for share, unit in zip(shares, units, strict=True)]
     by_rest = sorted(range(len(units)), key=lambda source: -rests[source])

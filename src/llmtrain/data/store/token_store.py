@@ -60,7 +60,7 @@ def text_writer(chunks: Callable[[Split], Iterable[TextChunk]], threads: int, ad
         written = write_tokens(directory / f"{split}.bin", chunks(split), tokenizer, dtype, threads, split, prefix)
         if not written.count:
             if split == "train":
-                remedy = "Check data.files, data.val_files and data.val_fraction."
+                remedy = "Check data.files, data.val_files, data.val_fraction, and deduplicate if it is true."
                 raise DataError("The training text is empty.", remedy=remedy)
             raise DataError("The validation text is empty.", remedy="Add more text, or raise data.val_fraction.")
         return written

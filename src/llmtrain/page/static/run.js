@@ -270,7 +270,7 @@ function scoreText(value) {
 export function sourcesCard(sources) {
   if (!sources?.length) return null;
   const columns = [
-    ["Share", "share", percent], ["Tokens", "tokens", compact], ["Epochs", "epochs", precise],
+    ["Used", "share", percent], ["Tokens", "tokens", compact], ["Epochs", "epochs", precise],
     ["Validation loss", "val_loss", loss], ["Bits per byte", "bits_per_byte", precise],
     ["Accuracy", "accuracy", percent], ["Margin", "margin", precise],
   ].filter(([, name]) => sources.some((each) => each[name] != null));

@@ -39,6 +39,7 @@ from llmtrain.distributed.world import World
 from llmtrain.errors import Interrupted, TrainingFailed
 from llmtrain.models.base import evaluating
 from llmtrain.models.group_losses import Groups
+from llmtrain.runs.sources import first_source
 from llmtrain.training.components import Components
 from llmtrain.training.model_handle import ModelHandle
 
@@ -139,8 +140,6 @@ def identify_reference(components: Components, model: ModelHandle, world: World,
         weights = state_sha256(model_tensors(model.module))
     recorded = components.recorded
     config = recorded["config"]
-    data = config["data"]
-    data = data["sources"][0] if "sources" in data else data  # all sources of a mixture have the same packing
     section = {name: value for name, value in config["model"].items() if name not in _LOCATION}
     trainer = {name: config["trainer"][name] for name in ("micro_batch_size", "eval_batches", "compile")}
     identity: dict[str, Any] = {
@@ -148,7 +147,7 @@ def identify_reference(components: Components, model: ModelHandle, world: World,
         "weights": weights,
         "model": section,
         "trainer": trainer,
-        "packing": data["packing"],
+        "packing": first_source(config["data"])["packing"],  # all sources of a mixture have the same
         "attention": getattr(components.adapter, "attention", None),
         "threads": threads,
     }
@@ -163,9 +162,11 @@ def with_references(components: Components, references: dict[str, References]) -
     """The components with batches that have the log-probabilities of the model at step 0."""
     train: Any = components.train_batches
     val: EvalBatches = components.eval_batches
+    batches = _batches(components)
+    by_source = {split: _by_source(batches[split], references[split]) for split in SPLITS}
     if isinstance(train, MixedBatches):
         sets = []
-        for source, values in zip(train.sources, _by_source(components, references, "train"), strict=True):
+        for source, values in zip(train.sources, by_source["train"], strict=True):
             assert isinstance(source.samples, PairSet)
             sets.append(source.samples.with_references(values))
         train = train.with_samples(sets)
@@ -173,7 +174,7 @@ def with_references(components: Components, references: dict[str, References]) -
         assert isinstance(train, PairBatches)
         train = train.with_references(references["train"])
     if isinstance(val, MixedEvalBatches):
-        parts = zip(_batches(components)["val"], _by_source(components, references, "val"), strict=True)
+        parts = zip(batches["val"], by_source["val"], strict=True)
         val = val.with_parts([part.with_references(values) for part, values in parts])
     else:
         assert isinstance(val, PairEvalBatches)
@@ -181,15 +182,15 @@ def with_references(components: Components, references: dict[str, References]) -
     return replace(components, train_batches=train, eval_batches=val)
 
 
-def _by_source(components: Components, references: dict[str, References], split: str) -> list[References]:
-    """The values of each source of a mixture: those of all sources are stored one after the other."""
-    counts = [batches.samples.store.pair_count for batches in _batches(components)[split]]
-    return np.split(references[split], np.cumsum(counts)[:-1])
+def _by_source(sources: list[PairEvalBatches], values: References) -> list[References]:
+    """The values of each source of a split: those of all sources are stored one after the other."""
+    counts = [batches.samples.store.pair_count for batches in sources]
+    return np.split(values, np.cumsum(counts)[:-1])
 
 
 def read_references(store: ReferenceStore, components: Components, world: World) -> dict[str, References] | None:
     """The values of a store that is complete, on every rank."""
-    counts = _counts(components)
+    counts = _counts(_batches(components))
     found = world.control.on_rank0(lambda: store.read(counts))
     if found is not None:
         log("DATA", f"reference log-probabilities of {plural(sum(counts.values()), 'pair')} from {store.path}")
@@ -208,7 +209,7 @@ def compute_references(
     phase("computing reference log-probabilities")
     started = time.monotonic()
     batches = _batches(components)
-    counts = _counts(components)
+    counts = _counts(batches)
     found = None
     if store is not None:
         partial = store.partial
@@ -219,17 +220,18 @@ def compute_references(
     if store is not None and before:
         log("DATA", f"reference log-probabilities of {plural(before, 'pair')} from {store.partial.path}")
     parts = _Parts(found, store if world.is_first else None)
-    by_source = {split: _by_source(components, found, split) for split in batches}
+    by_source = []  # (split, batches, values) of each source
+    for split, sources in batches.items():
+        for each, values in zip(sources, _by_source(sources, found[split]), strict=True):
+            by_source.append((split, each, values))
     try:
-        for split, sources in batches.items():
-            for each, values in zip(sources, by_source[split], strict=True):
-                _compute_source(split, each, values, model, world, stop, parts)
+        for split, each, values in by_source:
+            _compute_source(split, each, values, model, world, stop, parts)
     except Interrupted:
         parts.save()
         raise
-    for split, sources in batches.items():
-        for each, values in zip(sources, by_source[split], strict=True):
-            _check_finite(values, each)
+    for _, each, values in by_source:
+        _check_finite(values, each)
     seconds = time.monotonic() - started
     log("DATA", f"reference log-probabilities of {plural(_known(found) - before, 'pair')} in {seconds:.1f} s")
     return found
@@ -257,12 +259,9 @@ class _Parts:
         self._saved_at = time.monotonic()
 
 
-def _counts(components: Components) -> dict[str, int]:
+def _counts(batches: dict[str, list[PairEvalBatches]]) -> dict[str, int]:
     """Pairs of each split, of all sources."""
-    return {
-        split: sum(batches.samples.store.pair_count for batches in sources)
-        for split, sources in _batches(components).items()
-    }
+    return {split: sum(each.samples.store.pair_count for each in sources) for split, sources in batches.items()}
 
 
 def _batches(components: Components) -> dict[str, list[PairEvalBatches]]:
