@@ -20,6 +20,7 @@ from llmtrain.page.report_markdown import report_markdown
 from llmtrain.page.values import plain
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.task_scores import write_task_scores
+from llmtrain.runs.view import RunView
 
 Cli = Callable[..., Any]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -176,6 +177,9 @@ def test_report_shows_scores_on_tasks(tmp_path: Path) -> None:
     assert curves["tasks/hellaswag/acc"] == {"x": [20.0, 40.0], "y": [0.2, 0.4], "total": 2}
     files = report_markdown([run_data(run, 100)], "card")
     assert "| hellaswag/acc | 0.4000 |" in files["card.md"]
+    seconds = RunView(run).seconds
+    assert seconds is not None
+    assert run_data(run, 100)["seconds"] == seconds, "as in runs show"
     if CHROMIUM:
         page = tmp_path / "report.html"
         page.write_text(text)
