@@ -12,10 +12,13 @@ from llmtrain.config.load import load_config
 from llmtrain.config.model import GptSection, ModernGptSection
 from llmtrain.distributed.world import World
 from llmtrain.errors import ConfigError, UsageError
+from llmtrain.models import device_precision
 from llmtrain.models.compute_dtype import compute_in
 from llmtrain.models.fp8 import E4M3, E5M2, Fp8Linear, cast, check_fp8_device, multiplies_in_fp8, scale_of, use_fp8
 from llmtrain.models.gpt.adapter import GPTAdapter
+from llmtrain.training import components
 from llmtrain.training.components import build_components
+from llmtrain.training.run import run_training
 
 GPT = ["model.name=gpt", "model.architecture=modern", "model.d_model=64", "model.n_layers=2"]
 
@@ -171,3 +174,18 @@ def test_frozen_weights_multiply_in_fp8(tmp_path: Path) -> None:
             if expected is not None:
                 assert parameter.grad is not None
                 assert (parameter.grad - expected).norm() < 0.3 * expected.norm(), name
+
+
+def test_resumed_run_has_the_same_bits(monkeypatch: pytest.MonkeyPatch, make_config: Any) -> None:
+    """In one process, with the check of the device left out."""
+    monkeypatch.setattr(components, "check_fp8_device", lambda _: None)
+    monkeypatch.setattr(device_precision, "has_bf16", lambda _: True)
+    sets = {"run__device": "auto", "trainer__precision": "fp8", "trainer__schedule": "constant"}
+    sets |= {"trainer__eval_batches": 1, "trainer__eval_every_steps": None, "trainer__max_steps": 4}
+    whole = run_training(make_config(**sets), progress="none")
+    plain = run_training(make_config(**{**sets, "trainer__precision": "bf16"}), progress="none")
+    part = make_config(**sets)
+    run_training(part.with_values("trainer", max_steps=2), progress="none")
+    resumed = run_training(part, "auto", progress="none")
+    assert whole.state_sha256 == resumed.state_sha256 != plain.state_sha256
+    assert whole.as_dict()["precision"] == "fp8"

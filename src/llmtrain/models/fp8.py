@@ -55,7 +55,7 @@ def use_fp8(blocks: Sequence[nn.Module]) -> None:
             remedy="Set trainer.precision to bf16.",
         )
     for _, part in found:
-        part.__class__ = _fp8_class(type(part))
+        part.__class__ = _fp8_class(type(part))  # type: ignore[arg-type]
 
 
 def _linear_layers(blocks: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Linear]]:

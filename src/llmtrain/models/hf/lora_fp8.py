@@ -31,7 +31,7 @@ class Fp8LoraLinears(torch.autograd.Function):
         out, low = function(cast(rows, x_scale, E4M3), x_scale, weight, w_scale, rows, a, list(b), list(biases))
         ctx.save_for_backward(rows, low, a, w_scale, *b, *weights)
         ctx.count = count
-        outputs = out.split([len(each) for each in weights], dim=1)
+        outputs = torch.split(out, [len(each) for each in weights], dim=1)
         return tuple(output.view(*x.shape[:-1], -1) for output in outputs)
 
     @staticmethod
@@ -67,7 +67,7 @@ def _forward_products(
     """The outputs (N, all out) of all layers, and x A^T (N, ranks)."""
     low = x @ a.t()
     out = product(x8, x_scale, weight, w_scale, x.dtype)
-    parts = out.split([len(b_one) for b_one in b], dim=1)
+    parts = torch.split(out, [len(b_one) for b_one in b], dim=1)
     for part, low_part, b_one, bias in zip(parts, parts_of(low, b), b, biases, strict=True):
         part.addmm_(low_part, b_one.t())
         if bias is not None:
