@@ -53,7 +53,7 @@ def table_text(value: Values) -> str:
     has_cost = any(row["cost"] for row in value["rows"])
     has_seeds = any(row["seeds"] for row in value["rows"])
     head = ["trial", *fields, "status", "step", value["metric"]]
-    head += ["mean"] * has_seeds + ["time"] + ["cost"] * has_cost + ["run"]
+    head += ["mean"] * has_seeds + ["tokens", "time"] + ["cost"] * has_cost + ["run"]
     table = [head]
     for row in best_first(value["rows"], value["is_higher_better"]):
         cells = [str(row["trial"])]
@@ -61,12 +61,13 @@ def table_text(value: Values) -> str:
         cells += [_status(row), str(row["step"]), loss_text(row["score"])]
         if has_seeds:
             cells.append(mean_text(row["seeds"]))
+        cells.append("-" if row["tokens"] is None else f"{row['tokens']:,}")
         cells.append("-" if row["seconds"] is None else duration_text(row["seconds"]))
         if has_cost:
             cells.append(money(row["cost"]["cost"], row["cost"]["currency"]) if row["cost"] else "-")
         cells.append(row["run_id"])
         table.append(cells)
-    lines = [format_table(table, dropped_first=["run", "time", "cost"]), ""]
+    lines = [format_table(table, dropped_first=["run", "tokens", "time", "cost"]), ""]
     return "\n".join([*lines, *_ending(value)])
 
 

@@ -98,7 +98,7 @@ class _Driver:
             if trial.same_as is None:  # with halving, the score at the last rung that it reached
                 earlier.append(Point(trial.values, outcomes[-1].score if outcomes else None))
         drawn = propose(sweep.space, sweep.spec, earlier, len(numbers))
-        trials = number_trials(sweep.directory.name, drawn, sweep.configs, numbers.start)
+        trials = number_trials(sweep.directory.name, drawn, sweep.configs, self._state.trials)
         check_trials(sweep.spec, trials, sweep.configs)
         self._state.trials += trials
         sweep.directory.write_state(self._state)

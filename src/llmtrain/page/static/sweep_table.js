@@ -23,12 +23,12 @@ function meanOf(seeds) {
 
 export function sweepTable(sweep, link) {
   const hasSeeds = sweep.rows.some((row) => row.seeds), hasCost = sweep.rows.some((row) => row.cost);
-  const head = ["Trial", ...sweep.fields, "Status", "Step", sweep.metric, ...(hasSeeds ? ["Mean ± error"] : []), "Time", ...(hasCost ? ["Cost"] : [])];
+  const head = ["Trial", ...sweep.fields, "Status", "Step", sweep.metric, ...(hasSeeds ? ["Mean ± error"] : []), "Tokens", "Time", ...(hasCost ? ["Cost"] : [])];
   const rows = ordered(sweep).map((row) => {
     const cells = [
       link(row) ? h("a", { href: link(row) }, String(row.trial)) : String(row.trial), ...sweep.fields.map((field) => shown(row.values[field])),
       row.reason ? `${row.status} (${row.reason})` : row.status, count(row.step), loss(row.score), ...(hasSeeds ? [meanOf(row.seeds)] : []),
-      row.seconds === null ? "–" : duration(row.seconds), ...(hasCost ? [row.cost ? money(row.cost.cost, row.cost.currency) : "–"] : []),
+      row.tokens === null ? "–" : count(row.tokens), row.seconds === null ? "–" : duration(row.seconds), ...(hasCost ? [row.cost ? money(row.cost.cost, row.cost.currency) : "–"] : []),
     ];
     return h("tr", { class: sweep.winner?.trial === row.trial ? "best" : "" }, ...cells.map((cell) => h("td", null, cell)));
   });
