@@ -1,6 +1,8 @@
 """The text that `llmtrain sweep` prints."""
 
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from llmtrain.commands.run_tables import loss_text, plain
@@ -26,8 +28,10 @@ def plan_text(sweep: Sweep, trials: Sequence[Trial], price: Price) -> str:
             rows.append([str(trial.number), *(plain(trial.values.get(field)) for field in fields)])
         lines += [format_table(rows), ""]
     lines.append(f"sweep {sweep.directory.name}: {_budget_text(sweep, price)}")
+    starts = plural(price.starts, "start")
     if price.seconds is not None:
         lines.append(f"time   {duration_text(price.seconds)} of training in all ({price.source})")
+        lines.append(f"       and {starts} of a process, some seconds each")
     else:
         lines.append(f"time   not known ({price.source})")
     if price.cost is not None and price.currency is not None:
@@ -106,11 +110,17 @@ def _ending(value: Values) -> list[str]:
     if close:
         noun = "trial" if len(close) == 1 else "trials"
         lines.append(f"Not distinguishable from {noun} {', '.join(close)} (Welch's t-test, 5 %).")
+    for each in winner["at_edge"]:
+        lines.append(
+            f"{each['field']} {plain(each['value'])} is near the {each['end']} end of {each['range']}: "
+            "a wider range may have a better value."
+        )
     option = value["root_option"]
     lines += [
         "",
         f"use it      llmtrain generate {winner['run_id']}{option}",
         f"its config  llmtrain sweep show {value['name']} --best{option}",
+        f"train it    llmtrain train --config {shlex.quote(str(Path(value['path']) / 'best.yaml'))}",
         f"state       sha256 {str(winner['state_sha256'])[:16]}...",
     ]
     return lines

@@ -17,6 +17,7 @@ runs/<sweep>-<N>-s<K>/  the same config with another seed
 
 import re
 import secrets
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -220,7 +221,7 @@ def already_exists(sweep: SweepDirectory) -> UsageError:
         return UsageError(f"{sweep.path} already exists and is not a sweep.", remedy="Choose another --name.")
     return UsageError(
         f"Sweep '{sweep.name}' already exists in {sweep.root}.",
-        remedy=f"Continue it with: llmtrain sweep --resume {sweep.name}. Or choose another --name.",
+        remedy=f"Continue it with: llmtrain sweep --resume {sweep.name}{root_option(sweep)}. Or choose another --name.",
     )
 
 
@@ -239,6 +240,12 @@ def find_sweep(root: str, name: str) -> SweepDirectory:
     if not sweep.is_sweep():
         raise UsageError(f"{name} is not a sweep.", remedy="Pass the name of a sweep, or its directory.")
     return sweep
+
+
+def root_option(sweep: SweepDirectory) -> str:
+    """What a command about this sweep needs besides its name."""
+    root = str(sweep.root)
+    return "" if root == "runs" else f" --root {shlex.quote(root)}"
 
 
 def list_sweeps(root: str) -> list[SweepDirectory]:

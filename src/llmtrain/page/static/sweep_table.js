@@ -81,6 +81,9 @@ export function sweepCards(sweep, link) {
     const found = winner.seeds ? `${meanOf(winner.seeds)} (${winner.seeds.n} seeds)` : loss(winner.score);
     lines.push(h("p", null, h("b", null, `Best: trial ${winner.trial}, ${values}`), `, ${sweep.metric} ${found}.`));
     if (winner.not_distinguishable_from.length) lines.push(h("p", { class: "muted" }, `Not distinguishable from trial ${winner.not_distinguishable_from.join(", ")} (Welch's t-test, 5 %).`));
+    for (const edge of winner.at_edge) {
+      lines.push(h("p", { class: "muted" }, `${edge.field} ${shown(edge.value)} is near the ${edge.end} end of ${edge.range}: a wider range may have a better value.`));
+    }
   } else if (sweep.is_complete) {
     lines.push(h("p", null, "Every trial diverged or failed."));
   } else {
