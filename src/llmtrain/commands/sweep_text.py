@@ -33,7 +33,7 @@ def plan_text(sweep: Sweep, trials: Sequence[Trial], price: Price) -> str:
         lines.append(f"time   {duration_text(price.seconds)} of training in all ({price.source})")
         lines.append(f"       and {starts} of a process, some seconds each")
     else:
-        lines.append(f"time   not known ({price.source})")
+        lines.append("time   not known")
     if price.cost is not None and price.currency is not None:
         lines.append(f"cost   {money(price.cost, price.currency)}")
     return "\n".join(lines)
