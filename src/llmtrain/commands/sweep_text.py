@@ -41,6 +41,9 @@ def plan_text(sweep: Sweep, trials: Sequence[Trial], price: Price) -> str:
 
 def _budget_text(sweep: Sweep, price: Price) -> str:
     text = plural(price.trials, "trial")
+    if sweep.spec.seeds > 1:
+        finalists = min(sweep.spec.finalists, price.trials)
+        text += f", {'' if price.trials == 1 else f'the best {finalists} '}with {sweep.spec.seeds} seeds"
     rungs = [str(steps) for steps in sweep.budget.rungs if steps is not None]
     if rungs:
         text += f", rungs at {', '.join(rungs)} steps"
@@ -99,13 +102,15 @@ def _ending(value: Values) -> list[str]:
         return lines
     if winner is None:
         return ["Every trial diverged or failed. Lower the learning rates, or see the logs of the trials."]
-    values = ", ".join(f"{path} {plain(item)}" for path, item in winner["values"].items()) or "the config"
+    values = ", ".join(f"{path} {plain(item)}" for path, item in winner["values"].items())
     seeds = winner["seeds"]
     found = f"{value['metric']} {loss_text(winner['score'])}"
     if seeds:
         found = f"{value['metric']} {mean_text(seeds)} (mean and standard error of {seeds['n']} seeds"
         found += f", standard deviation {loss_text(seeds['standard_deviation'])})"
     lines = [f"Best: trial {winner['trial']}, {values}: {found}."]
+    if not values and seeds:  # one config
+        lines = [f"The config: {found}.", f"Each seed: {', '.join(loss_text(score) for score in seeds['scores'])}."]
     close = [str(number) for number in winner["not_distinguishable_from"]]
     if close:
         noun = "trial" if len(close) == 1 else "trials"

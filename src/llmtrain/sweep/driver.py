@@ -187,7 +187,7 @@ class _Driver:
         what = f"{self._sweep.spec.metric} {outcome.score:.4f}" if outcome.score is not None else outcome.status
         if outcome.reason:
             what += f" ({outcome.reason})"
-        seed = f", seed +{job.seed}" if job.seed else ""
+        seed = f", seed {self._sweep.base.run.seed + job.seed}" if job.seed else ""
         fields = ordered_values(job.trial, list(self._sweep.spec.space))
         values = ", ".join(f"{path} {value}" for path, value in fields.items()) or "the config"
         starts = self._sweep.budget.starts
