@@ -158,7 +158,7 @@ def command(
             sets.append(f"output.root_dir={json.dumps(root)}")
         sweep, known = prepare(spec, read, spec.config, sets, root if launch else None, with_code)
         if launch:
-            from llmtrain.sweep.cluster import check_launch
+            from llmtrain.sweep.cluster import check_launch, check_names
 
             for warning in check_launch(known, sweep.configs, sweep.code, with_code):
                 print_warning(warning)
@@ -169,6 +169,8 @@ def command(
             return
         if not json_:
             show(False, {}, plan_text(sweep, [], price))
+        if launch:
+            check_names(sweep, known, place)
         sweep.create(known)
     _run(sweep, parallel, place)
     value = describe(sweep.directory)
