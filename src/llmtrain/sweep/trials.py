@@ -59,6 +59,10 @@ class TrialConfigs:
             overrides.append(("run.seed", seed))
         return build_config(self.document, overrides, for_launch=self.for_launch, overridden_by="space")
 
+    def key(self, values: Values) -> str:
+        """Equal for trials with equal configs."""
+        return json.dumps(self.build(values, "trial").as_dict(), sort_keys=True)
+
 
 def number_trials(
     name: str, drawn: Sequence[Values], configs: TrialConfigs, earlier: Sequence[Trial] = ()
@@ -68,26 +72,22 @@ def number_trials(
     trials: list[Trial] = []
     seen: dict[str, int] = {}
     for trial in earlier:
-        seen.setdefault(_key(configs.build(trial.values, "trial")), trial.number)
+        seen.setdefault(configs.key(trial.values), trial.number)
     problems: dict[str, list[str]] = {}
     for number, values in enumerate(drawn, len(earlier)):
         run_id = f"{name}-{number}"
         same_as = None
         try:
-            config = configs.build(values, "trial")
+            key = configs.key(values)
         except ConfigError as error:
             for text in error.problems:
                 problems.setdefault(text, []).append(str(number))
         else:
-            same_as = seen.setdefault(_key(config), number)
+            same_as = seen.setdefault(key, number)
         trials.append(Trial(number, run_id, values, None if same_as in (None, number) else same_as))
     if problems:
         raise ConfigError("the sweep", [f"{_of(numbers)}: {text}" for text, numbers in problems.items()])
     return trials
-
-
-def _key(config: Config) -> str:
-    return json.dumps(config.as_dict(), sort_keys=True)
 
 
 def check_trials(spec: SweepSpec, trials: Sequence[Trial], configs: TrialConfigs) -> None:
