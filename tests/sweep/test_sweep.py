@@ -283,6 +283,10 @@ def test_damaged_record_is_named(make_sweep: MakeSweep) -> None:
     sweep.directory.trials.write_text("{")
     with pytest.raises(CheckpointError, match=r"trials\.json"):
         drive(reopen(sweep.directory), InThisProcess(0), 1)
+    for path in (sweep.directory.base, sweep.directory.spec):
+        path.write_text("{}")
+        with pytest.raises(CheckpointError, match=path.name):
+            reopen(sweep.directory)
 
 
 def test_passwords_of_the_config_are_in_no_file_that_others_read(make_sweep: MakeSweep) -> None:

@@ -169,13 +169,13 @@ class SweepDirectory:
         fsync_dir(self.root)
 
     def read_spec(self) -> dict[str, Any]:
-        return self._read(self.spec)
+        return self._read(self.spec, "spec", "trials", "rungs", "config", "threads", "is_launched", "created_at")
 
     def read_base(self) -> dict[str, Any]:
-        return self._read(self.base)
+        return self._read(self.base, "source", "document", "shared")
 
     def read_state(self) -> SweepState:
-        values = self._read(self.trials)
+        values = self._read(self.trials, "trials", "outcomes")
         try:
             outcomes = {}
             for run_id, rows in values["outcomes"].items():
@@ -202,9 +202,9 @@ class SweepDirectory:
         values = read_json(self.usage)
         return values if isinstance(values, dict) else {}
 
-    def _read(self, path: Path) -> dict[str, Any]:
+    def _read(self, path: Path, *keys: str) -> dict[str, Any]:
         values = read_json(path)
-        if not isinstance(values, dict):
+        if not isinstance(values, dict) or not values.keys() >= set(keys):
             raise _damaged(path)
         return values
 
