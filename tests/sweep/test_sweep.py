@@ -280,6 +280,12 @@ def test_show_of_a_sweep_that_runs(make_sweep: MakeSweep, cli: Callable[..., Any
 
 def test_damaged_record_is_named(make_sweep: MakeSweep) -> None:
     sweep = make_sweep()
+    whole = sweep.directory.trials.read_text()
+    for part, other in (('"number": 3', '"number": 7'), ('"same_as": null', '"same_as": 99')):
+        sweep.directory.trials.write_text(whole.replace(part, other))
+        assert sweep.directory.trials.read_text() != whole
+        with pytest.raises(CheckpointError, match=r"trials\.json"):
+            describe(sweep.directory)
     sweep.directory.trials.write_text("{")
     with pytest.raises(CheckpointError, match=r"trials\.json"):
         drive(reopen(sweep.directory), InThisProcess(0), 1)

@@ -169,7 +169,11 @@ class SweepDirectory:
         fsync_dir(self.root)
 
     def read_spec(self) -> dict[str, Any]:
-        return self._read(self.spec, "spec", "trials", "rungs", "config", "threads", "is_launched", "created_at")
+        values = self._read(self.spec, "spec", "trials", "rungs", "config", "threads", "is_launched", "created_at")
+        types = {"spec": dict, "trials": int, "rungs": list}
+        if not all(isinstance(values[key], kind) for key, kind in types.items()):
+            raise _damaged(self.spec)
+        return values
 
     def read_base(self) -> dict[str, Any]:
         return self._read(self.base, "source", "document", "shared")
@@ -180,7 +184,10 @@ class SweepDirectory:
             outcomes = {}
             for run_id, rows in values["outcomes"].items():
                 outcomes[str(run_id)] = [Outcome(**row) for row in rows]
-            return SweepState([Trial(**row) for row in values["trials"]], outcomes)
+            state = SweepState([Trial(**row) for row in values["trials"]], outcomes)
+            if not _is_sound(state):
+                raise _damaged(self.trials)
+            return state
         except (KeyError, TypeError, AttributeError):
             raise _damaged(self.trials) from None
 
@@ -207,6 +214,15 @@ class SweepDirectory:
         if not isinstance(values, dict) or not values.keys() >= set(keys):
             raise _damaged(path)
         return values
+
+
+def _is_sound(state: SweepState) -> bool:
+    """Whether trials are numbered, and outcomes have numbers where the table computes with them."""
+    for index, trial in enumerate(state.trials):
+        if trial.number != index or (trial.same_as is not None and not 0 <= trial.same_as < index):
+            return False
+    outcomes = [each for rows in state.outcomes.values() for each in rows]
+    return all(isinstance(each.step, int) and isinstance(each.score, float | int | None) for each in outcomes)
 
 
 def _damaged(path: Path) -> CheckpointError:
