@@ -47,7 +47,7 @@ def test_sweep_survives_its_driver_and_ends_as_on_this_machine(kube: Kube) -> No
     assert finished["generation"] > 1  # promoted by a resume
     # The same sweep here has the same losses: one CPU architecture, one thread.
     local = kube.local(*words(kube, "--halving", "4", "--name", "here", "--json"), timeout=900).json
-    assert [row["losses"] for row in local["rows"]] == [row["losses"] for row in table["rows"]]
+    assert [row["scores"] for row in local["rows"]] == [row["scores"] for row in table["rows"]]
     assert local["winner"]["state_sha256"] == table["winner"]["state_sha256"]
 
 

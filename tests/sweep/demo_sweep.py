@@ -24,6 +24,7 @@ def write_sweep(
     budget = Budget.of(spec, trials, RUNGS)
     sweep = SweepDirectory(root / name)
     recorded: dict[str, Any] = {"created_at": "2026-11-19T00:00:00Z", "spec": dump_spec(spec)}
+    recorded |= {"config": None, "threads": 1, "is_launched": False}
     sweep.create({**recorded, "trials": trials, "rungs": RUNGS}, {}, state.trials)
     done = 0
     while (waiting := next_jobs(budget, state)) and done != jobs:

@@ -16,6 +16,7 @@ from llmtrain.errors import ClusterError, ExitCode, LlmtrainError, UsageError
 from llmtrain.kubernetes.client import plural_of
 from llmtrain.kubernetes.labels import CODE_LABEL, has_labels
 from llmtrain.launch import lifecycle
+from llmtrain.launch.job import config_map_name
 from llmtrain.launch.record import find_record
 from llmtrain.operate import cluster_run
 from llmtrain.operate.fetch.choice import is_selected
@@ -267,6 +268,18 @@ def test_trials_are_launched_with_the_code_of_the_start(
     damaged = cli("sweep", "--resume", "demo")
     assert damaged.code == ExitCode.FAILED
     assert "code" in damaged.err
+
+
+def test_runs_of_others_in_the_namespace_are_not_taken_over(
+    sweep_cli: Callable[..., Any], kubelet: Kubelet, workdir: Path
+) -> None:
+    name = config_map_name("demo-1")
+    kubelet.kube.add({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {}})
+    space = ["--space", "model.options.width=[4,8,12]", "--search", "grid", "--with-code", "code"]
+    done = sweep_cli(*space, *sweep_cli.place)  # type: ignore[attr-defined]
+    assert done.code == ExitCode.USAGE, done.err
+    assert "demo-1" in done.err
+    assert not (workdir / "runs").exists()
 
 
 @pytest.mark.parametrize(

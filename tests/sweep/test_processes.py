@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sweep_workers import MakeSweep
 
 from limits import limit, wait_until
 from llmtrain.errors import ExitCode
 from llmtrain.runs.lock import is_held, owner_pid
+from llmtrain.sweep.jobs import bracket_jobs
+from llmtrain.sweep.local import LocalWorkers
+from llmtrain.sweep.outcome import GPU_MEMORY
 from llmtrain.sweep.record import SweepDirectory
 
 SPACE = "trainer.lr=log(1e-3,1e-1) trainer.weight_decay=[0.0,0.1,0.5]"
@@ -120,24 +124,42 @@ def test_table_is_the_same_on_1_2_and_4_workers_and_after_ten_kills(workdir: Pat
     process = driver.new(*words, "--parallel", "4")
     wait_until(driver.sweep.is_sweep, 60)
     chance = random.Random(38)
-    kills = 0
-    while kills < 10 and not driver.sweep.table.exists():
-        time.sleep(chance.uniform(0.5, 6.0))
+    kills = {"trial": 0, "driver": 0}
+    while sum(kills.values()) < 10:
+        wait_until(lambda: bool(driver.owners()) or driver.sweep.table.exists(), 120)
+        time.sleep(chance.uniform(0.0, 1.0))
         owners = driver.owners()
-        if owners and chance.random() < 0.5:
+        assert not driver.sweep.table.exists(), f"only {kills} before the end"
+        if owners and chance.random() < 0.6:
             kill(chance.choice(owners))
-            kills += 1
-        if chance.random() < 0.5:
+            kills["trial"] += 1
+        else:
             process.kill()
             process.communicate()
-            kills += 1
+            kills["driver"] += 1
             if chance.random() < 0.3:
                 for pid in driver.owners():
                     kill(pid)
-            process = driver.resume("--parallel", chance.choice(["1", "2", "4"]))
+            process = driver.resume("--parallel", chance.choice(["2", "4"]))
     finish(process)
-    assert kills >= 6
+    assert min(kills.values()) > 1
     assert driver.sweep.table.read_text() == tables["1"]
+
+
+def test_memory_of_a_shared_gpu_is_no_outcome(make_sweep: MakeSweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trials on one GPU: alone, each of them might fit."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    sweep = make_sweep()
+    workers = LocalWorkers(sweep.directory, "cuda", "")
+    jobs = bracket_jobs(sweep.budget, sweep.directory.read_state(), range(2))
+    reasons = []
+    for job in jobs:
+        workers.start(job, Path("missing.yaml"))
+        sweep.directory.printed(job.run_id).write_text(json.dumps({"error": "x", "reason": GPU_MEMORY}))
+        reasons.append(workers.error(job).get("reason"))
+    assert reasons == [GPU_MEMORY, None]
+    assert workers.error(jobs[0])["exit_code"] == ExitCode.FAILED
+    workers.end_all()
 
 
 @pytest.mark.slow

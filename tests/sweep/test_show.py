@@ -15,7 +15,7 @@ from demo_runs import make_run
 from limits import limit
 from llmtrain.errors import ExitCode
 from llmtrain.page.sweeps import best_runs, sweep_values
-from llmtrain.sweep.show import describe
+from llmtrain.sweep.show import at_edge, describe
 
 Cli = Callable[..., Any]
 
@@ -50,6 +50,22 @@ def test_report_of_a_sweep(cli: Cli, workdir: Path) -> None:
     assert data["sweep"]["name"] == "demo"
     assert data["sweep"]["winner"]["trial"] == describe(sweep)["winner"]["trial"]
     assert cli("report", "demo", "demo-1").code == ExitCode.USAGE
+
+
+def test_best_value_near_the_end_of_its_range_is_named() -> None:
+    space = {"trainer.lr": "log(1e-3,1e-1)", "model.n_layers": {"values": "int(2,8)", "when": {}}, "a.b": [1, 2]}
+    found = at_edge(space, {"trainer.lr": 0.095, "model.n_layers": 2, "a.b": 2})
+    assert [(each["field"], each["end"], each["range"]) for each in found] == [
+        ("trainer.lr", "upper", "log(1e-3,1e-1)"),
+        ("model.n_layers", "lower", "int(2,8)"),
+    ]
+    assert at_edge(space, {"trainer.lr": 0.03, "model.n_layers": 5}) == []
+
+
+def test_values_are_in_the_order_of_the_space(workdir: Path) -> None:
+    values = describe(write_sweep(workdir / "runs"))
+    assert list(values["winner"]["values"]) == values["fields"] != sorted(values["fields"])
+    assert "at_edge" in values["winner"]
 
 
 @pytest.mark.parametrize(("metric", "best", "worst"), [("val/loss", 0, 6), ("tasks/grammar/acc", 6, 7)])

@@ -39,6 +39,7 @@ def test_ranges_reach_their_ends_and_stay_inside() -> None:
     [
         "[]",
         "[1,",
+        "uniform(-1e308,1e308)",
         "",
         "5",
         "log(0,1)",

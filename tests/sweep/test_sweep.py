@@ -20,6 +20,7 @@ from llmtrain.sweep.outcome import diverged_at
 from llmtrain.sweep.prepare import reopen
 from llmtrain.sweep.record import DIVERGED, SweepDirectory, find_sweep
 from llmtrain.sweep.show import describe, read_best
+from llmtrain.sweep.trials import number_trials
 
 
 def test_table_is_the_same_on_any_number_of_workers(make_sweep: MakeSweep) -> None:
@@ -89,11 +90,20 @@ def test_divergence_is_a_function_of_the_rows() -> None:
     def rows(*losses: float | None) -> list[dict[str, Any]]:
         return [{"step": 2 * index, "train/loss": loss} for index, loss in enumerate(losses, 1)]
 
-    assert diverged_at(rows(5, 6, 6, 6), None) == 8
-    assert diverged_at(rows(5, 6, 6, 4, 6, 6), None) is None
-    assert diverged_at(rows(5, 6, None, 6, 6), None) == 10
-    assert diverged_at(rows(5, 6, 6, 6), 6) is None
+    assert diverged_at(rows(5, 8, 8, 8), None) == 8
+    assert diverged_at(rows(5, 8, 8, 4, 8, 8), None) is None
+    assert diverged_at(rows(5, 8, None, 8, 8), None) == 10
+    assert diverged_at(rows(5, 8, 8, 8), 6) is None
+    assert diverged_at(rows(-5, -1, -1, -1), None) == 8
     assert diverged_at([], None) is None
+
+
+def test_trial_that_learns_nothing_has_not_diverged() -> None:
+    """The loss of a fine-tuning with a low learning rate is as often above the first one as below."""
+    noise = random.Random(0)
+    rows = [{"step": step, "train/loss": noise.gauss(2.0, 0.2)} for step in range(1, 200)]
+    rows[0]["train/loss"] = 1.6
+    assert diverged_at(rows, None) is None
 
 
 def test_every_trial_diverges(make_sweep: MakeSweep) -> None:
@@ -139,6 +149,14 @@ def test_optuna_is_exact_too(make_sweep: MakeSweep) -> None:
         drive(sweep, workers, 4)
     assert drive(reopen(sweep.directory), InThisProcess(2), 4) == first
     assert len(first["rows"]) == 10
+
+
+def test_trials_that_equal_one_of_an_earlier_bracket_are_not_trained(make_sweep: MakeSweep) -> None:
+    configs = make_sweep().configs
+    earlier = number_trials("demo", [{"trainer.lr": 0.1}, {"trainer.lr": 0.2}], configs)
+    optimizer = load_config("gpt_smoke").trainer.optimizer
+    added = number_trials("demo", [{"trainer.lr": 0.2, "trainer.optimizer": optimizer}], configs, earlier)
+    assert [(trial.number, trial.same_as) for trial in added] == [(2, 1)]
 
 
 def test_order_of_the_space_survives_a_restart(make_sweep: MakeSweep) -> None:
@@ -262,9 +280,19 @@ def test_show_of_a_sweep_that_runs(make_sweep: MakeSweep, cli: Callable[..., Any
 
 def test_damaged_record_is_named(make_sweep: MakeSweep) -> None:
     sweep = make_sweep()
+    whole = sweep.directory.trials.read_text()
+    for part, other in (('"number": 3', '"number": 7'), ('"same_as": null', '"same_as": 99')):
+        sweep.directory.trials.write_text(whole.replace(part, other))
+        assert sweep.directory.trials.read_text() != whole
+        with pytest.raises(CheckpointError, match=r"trials\.json"):
+            describe(sweep.directory)
     sweep.directory.trials.write_text("{")
     with pytest.raises(CheckpointError, match=r"trials\.json"):
         drive(reopen(sweep.directory), InThisProcess(0), 1)
+    for path in (sweep.directory.base, sweep.directory.spec):
+        path.write_text("{}")
+        with pytest.raises(CheckpointError, match=path.name):
+            reopen(sweep.directory)
 
 
 def test_passwords_of_the_config_are_in_no_file_that_others_read(make_sweep: MakeSweep) -> None:

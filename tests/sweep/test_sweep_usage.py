@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from llmtrain.errors import ExitCode
+import llmtrain
+from llmtrain.errors import ExitCode, UsageError
 
 SPACE = "trainer.lr=log(1e-3,1e-1)"
+TEXT = ["--set", "data.name=text_files", "--set", "data.files=[a.txt]"]
 GRAMMAR = ["--space", SPACE, "--trials", "2", "--set", "trainer.eval_tasks.tasks=[grammar]"]
 
 
@@ -49,15 +51,28 @@ class Refused:
         (["--space", "trainer.optimizer=[adamw,sgd]", "--trials", "2"], "trial 0: space trainer.optimizer"),
         (["--space", "run.threads=[1,2]", "--trials", "2"], "run.threads"),
         (["--space", "output.run_id=[aa,bb]", "--trials", "2"], "output.run_id"),
+        (["--space", "run.name=[aa,bb]", "--trials", "2"], "run.name"),
+        (["--space", "run.device=[cpu,cuda]", "--trials", "2"], "run.device"),
+        (["--space", f"{SPACE} trainer.lr=[0.1]", "--trials", "2"], "trainer.lr is given twice"),
+        (["--space", "trainer.lr=uniform(1,1.0000001)", "--trials", "5"], "only 1 different trial "),
+        (["--space", "trainer.lr=uniform(1,1.0000001)", "--trials", "9", "--search", "optuna"], "only 1 different"),
+        (["--space", "trainer.lr=uniform(-1e308,1e308)", "--trials", "2"], "too wide"),
+        (["--space", SPACE, "--trials", "10001"], "10000"),
+        (["--space", "model.d_model=int(1,20000)", "--search", "grid"], "10,000 combinations"),
+        (["--space", "data.files=[[a.txt],[b.txt]]", "--search", "grid", *TEXT], "trial 1: data.files"),
         (["--space", SPACE, "--trials", "9", "--halving", "4"], "schedule_steps"),
         (["--trials", "3"], "no space"),
         ([], "nothing to compare"),
         (["--seeds", "2", "--name", "x" * 31], "30"),
         (["--resume", "demo", "--trials", "3"], "--trials"),
+        (["--resume", "demo", "--dry-run"], "--dry-run"),
         (["--file", "nothing.yaml"], "nothing.yaml"),
     ],
 )
-def test_bad_input_is_refused(refused: Refused, words: list[str], named: str) -> None:
+def test_bad_input_is_refused(refused: Refused, words: list[str], named: str, workdir: Path) -> None:
+    (workdir / "a.txt").write_text("the pod waits for the master.\n" * 40)
+    if "optuna" in words:
+        pytest.importorskip("optuna")
     assert named in refused(*words).err
 
 
@@ -77,6 +92,8 @@ def test_halving_refuses_schedules_that_know_their_end(refused: Refused) -> None
     assert "trainer.schedule_steps=30" in refused(*words, "--halving", "4").err
     assert "max_epochs" in refused(*words, "--halving", "4", "--set", "trainer.max_epochs=2").err
     assert "first_rung" in refused(*words, "--halving", "20", "--set", "trainer.schedule=constant").err
+    patience = ["--set", "trainer.schedule=constant", "--set", "trainer.early_stopping_patience=2"]
+    assert "early_stopping_patience=null" in refused(*words, "--halving", "10", *patience).err
     assert "warmup" in refused(*words, "--halving", "3", "--set", "trainer.schedule=constant").err
     steps = ["--space", "trainer.max_steps=[10,20]", "--trials", "2", "--halving", "3"]
     assert "trainer.max_steps" in refused(*steps, "--set", "trainer.schedule=constant").err
@@ -104,6 +121,20 @@ def test_price_is_in_money_where_prices_are_known(cli: Callable[..., Any]) -> No
     priced = cli("sweep", *words, "--json").json["price"]
     assert priced["currency"] == "USD"
     assert priced["cost"] == pytest.approx(priced["seconds"] / 3600 * 0.17)
+
+
+def test_root_is_where_the_sweep_is_written(cli: Callable[..., Any], workdir: Path) -> None:
+    (workdir / "other" / "demo").mkdir(parents=True)
+    words = ["sweep", "--config", "gpt_smoke", "--seeds", "2", "--name", "demo", "--dry-run"]
+    assert cli(*words).code == 0
+    assert "other/demo" in cli(*words, "--root", "other").err
+
+
+def test_python_refuses_what_a_resumed_sweep_ignores() -> None:
+    with pytest.raises(UsageError, match="as it was started"):
+        llmtrain.run_sweep(resume="demo", trials=3)
+    with pytest.raises(UsageError, match="parallel"):
+        llmtrain.run_sweep("gpt_smoke", seeds=2, parallel=-1)
 
 
 def test_file_has_the_fields_of_the_options(cli: Callable[..., Any], workdir: Path) -> None:

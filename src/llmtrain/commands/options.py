@@ -202,12 +202,17 @@ def shorthands(overrides: list[str] | None, model: str | None, tokenizer: str | 
     return settings
 
 
+def is_given(ctx: typer.Context, parameter: str) -> bool:
+    """Whether the command line has this option, rather than its default being used."""
+    source = ctx.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def given_options(ctx: typer.Context) -> list[str]:
     """The options of the command line, without arguments and secrets, as one would type them again."""
     words: list[str] = []
     for parameter in ctx.command.params:
-        source = ctx.get_parameter_source(parameter.name or "")
-        if source is None or source.name != "COMMANDLINE" or parameter.param_type_name != "option":
+        if not is_given(ctx, parameter.name or "") or parameter.param_type_name != "option":
             continue
         name = next(option for option in parameter.opts if option.startswith("--"))
         value = ctx.params[str(parameter.name)]

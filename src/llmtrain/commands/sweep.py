@@ -1,5 +1,6 @@
 """llmtrain sweep: many trials of a config, stopped early and promoted exactly."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from llmtrain.commands.options import (
     JsonOption,
     RootOption,
     SetOption,
+    is_given,
     print_warning,
     show,
     with_option_groups,
@@ -143,16 +145,20 @@ def command(
     given = {key: value for key, value in values.items() if value is not None}
     setup_logging(LoggingSection())
     if resume is not None:
-        _check_resume({**given, "with-code": with_code, "namespace": place.namespace}, set_, file)
+        _check_resume(
+            {**given, "with-code": with_code, "namespace": place.namespace, "dry-run": dry_run or None}, set_, file
+        )
         sweep = reopen(find_sweep(root, resume), config)
         _check_place(sweep.is_launched, launch, place, with_code)
     else:
         _check_place(launch, launch, place, with_code)
         spec, read = _read(given, file)
         sets = [*(set_ or []), *short_options(None, None, None, None, place.namespace)]
+        if not launch and is_given(ctx, "root"):
+            sets.append(f"output.root_dir={json.dumps(root)}")
         sweep, known = prepare(spec, read, spec.config, sets, root if launch else None, with_code)
         if launch:
-            from llmtrain.sweep.cluster import check_launch
+            from llmtrain.sweep.cluster import check_launch, check_names
 
             for warning in check_launch(known, sweep.configs, sweep.code, with_code):
                 print_warning(warning)
@@ -163,6 +169,8 @@ def command(
             return
         if not json_:
             show(False, {}, plan_text(sweep, [], price))
+        if launch:
+            check_names(sweep, known, place)
         sweep.create(known)
     _run(sweep, parallel, place)
     value = describe(sweep.directory)

@@ -1,6 +1,8 @@
 """The text that `llmtrain sweep` prints."""
 
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from llmtrain.commands.run_tables import loss_text, plain
@@ -26,10 +28,12 @@ def plan_text(sweep: Sweep, trials: Sequence[Trial], price: Price) -> str:
             rows.append([str(trial.number), *(plain(trial.values.get(field)) for field in fields)])
         lines += [format_table(rows), ""]
     lines.append(f"sweep {sweep.directory.name}: {_budget_text(sweep, price)}")
+    starts = plural(price.starts, "start")
     if price.seconds is not None:
         lines.append(f"time   {duration_text(price.seconds)} of training in all ({price.source})")
+        lines.append(f"       and {starts} of a process, some seconds each")
     else:
-        lines.append(f"time   not known ({price.source})")
+        lines.append("time   not known")
     if price.cost is not None and price.currency is not None:
         lines.append(f"cost   {money(price.cost, price.currency)}")
     return "\n".join(lines)
@@ -37,6 +41,9 @@ def plan_text(sweep: Sweep, trials: Sequence[Trial], price: Price) -> str:
 
 def _budget_text(sweep: Sweep, price: Price) -> str:
     text = plural(price.trials, "trial")
+    if sweep.spec.seeds > 1:
+        finalists = min(sweep.spec.finalists, price.trials)
+        text += f", {'' if price.trials == 1 else f'the best {finalists} '}with {sweep.spec.seeds} seeds"
     rungs = [str(steps) for steps in sweep.budget.rungs if steps is not None]
     if rungs:
         text += f", rungs at {', '.join(rungs)} steps"
@@ -53,7 +60,7 @@ def table_text(value: Values) -> str:
     has_cost = any(row["cost"] for row in value["rows"])
     has_seeds = any(row["seeds"] for row in value["rows"])
     head = ["trial", *fields, "status", "step", value["metric"]]
-    head += ["mean"] * has_seeds + ["time"] + ["cost"] * has_cost + ["run"]
+    head += ["mean"] * has_seeds + ["tokens", "time"] + ["cost"] * has_cost + ["run"]
     table = [head]
     for row in best_first(value["rows"], value["is_higher_better"]):
         cells = [str(row["trial"])]
@@ -61,12 +68,13 @@ def table_text(value: Values) -> str:
         cells += [_status(row), str(row["step"]), loss_text(row["score"])]
         if has_seeds:
             cells.append(mean_text(row["seeds"]))
+        cells.append("-" if row["tokens"] is None else f"{row['tokens']:,}")
         cells.append("-" if row["seconds"] is None else duration_text(row["seconds"]))
         if has_cost:
             cells.append(money(row["cost"]["cost"], row["cost"]["currency"]) if row["cost"] else "-")
         cells.append(row["run_id"])
         table.append(cells)
-    lines = [format_table(table, dropped_first=["run", "time", "cost"]), ""]
+    lines = [format_table(table, dropped_first=["run", "tokens", "time", "cost"]), ""]
     return "\n".join([*lines, *_ending(value)])
 
 
@@ -94,22 +102,30 @@ def _ending(value: Values) -> list[str]:
         return lines
     if winner is None:
         return ["Every trial diverged or failed. Lower the learning rates, or see the logs of the trials."]
-    values = ", ".join(f"{path} {plain(item)}" for path, item in winner["values"].items()) or "the config"
+    values = ", ".join(f"{path} {plain(item)}" for path, item in winner["values"].items())
     seeds = winner["seeds"]
     found = f"{value['metric']} {loss_text(winner['score'])}"
     if seeds:
         found = f"{value['metric']} {mean_text(seeds)} (mean and standard error of {seeds['n']} seeds"
         found += f", standard deviation {loss_text(seeds['standard_deviation'])})"
     lines = [f"Best: trial {winner['trial']}, {values}: {found}."]
+    if not values and seeds:  # one config
+        lines = [f"The config: {found}.", f"Each seed: {', '.join(loss_text(score) for score in seeds['scores'])}."]
     close = [str(number) for number in winner["not_distinguishable_from"]]
     if close:
         noun = "trial" if len(close) == 1 else "trials"
         lines.append(f"Not distinguishable from {noun} {', '.join(close)} (Welch's t-test, 5 %).")
+    for each in winner["at_edge"]:
+        lines.append(
+            f"{each['field']} {plain(each['value'])} is near the {each['end']} end of {each['range']}: "
+            "a wider range may have a better value."
+        )
     option = value["root_option"]
     lines += [
         "",
         f"use it      llmtrain generate {winner['run_id']}{option}",
         f"its config  llmtrain sweep show {value['name']} --best{option}",
+        f"train it    llmtrain train --config {shlex.quote(str(Path(value['path']) / 'best.yaml'))}",
         f"state       sha256 {str(winner['state_sha256'])[:16]}...",
     ]
     return lines

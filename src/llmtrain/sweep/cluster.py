@@ -14,7 +14,8 @@ from typing import Any
 from llmtrain.config.load import load_config
 from llmtrain.core.arguments import ClusterPlace
 from llmtrain.core.logs import warn
-from llmtrain.errors import ClusterError, ConfigError, LlmtrainError
+from llmtrain.core.text import first_names
+from llmtrain.errors import ClusterError, ConfigError, LlmtrainError, UsageError
 from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch.code_bundle import CodeBundle
 from llmtrain.launch.job import config_map_name
@@ -27,6 +28,7 @@ from llmtrain.operate.start import plan_warnings, start_run
 from llmtrain.operate.status.container_exits import exit_histories
 from llmtrain.runs.state import RunState
 from llmtrain.sweep.jobs import Job
+from llmtrain.sweep.prepare import Sweep
 from llmtrain.sweep.record import SweepDirectory
 from llmtrain.sweep.trials import Trial, TrialConfigs
 
@@ -148,6 +150,23 @@ def check_launch(
     if problems:
         raise ConfigError("the sweep", list(problems))
     return list(warnings)
+
+
+def check_names(sweep: Sweep, trials: Sequence[Trial], place: ClusterPlace) -> None:
+    """Refuse a new sweep whose trials have the names of runs of the cluster, of another user perhaps: the driver would
+    take them for its own."""
+    cluster = Cluster.connect(place.kubeconfig, place.context)
+    namespace = sweep.base.launch.namespace or cluster.namespace
+    taken = []
+    for trial in trials:
+        if cluster.get("v1", "ConfigMap", config_map_name(trial.run_id), namespace) is not None:
+            taken.append(trial.run_id)
+    if taken:
+        raise UsageError(
+            f"The trials of a sweep '{sweep.directory.name}' would be runs that exist already in namespace "
+            f"'{namespace}': {first_names(taken)}.",
+            remedy="Choose another --name.",
+        )
 
 
 def _is_complete(run: ClusterRun, job: Job) -> bool:

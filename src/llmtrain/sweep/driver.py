@@ -13,6 +13,7 @@ from llmtrain.config.document import dump_document
 from llmtrain.core.files import write_atomic, write_json
 from llmtrain.core.interrupts import stop_signals
 from llmtrain.core.logs import log
+from llmtrain.core.text import plural
 from llmtrain.errors import CheckpointError, ExitCode, Interrupted, TrainingFailed, UsageError
 from llmtrain.plan.cost import cost_of_run
 from llmtrain.runs.lock import RunLock
@@ -21,9 +22,9 @@ from llmtrain.sweep.jobs import Job, missing_bracket, next_jobs
 from llmtrain.sweep.optuna_search import propose
 from llmtrain.sweep.outcome import diverged_at, read_outcome
 from llmtrain.sweep.prepare import Sweep
-from llmtrain.sweep.record import Outcome
+from llmtrain.sweep.record import Outcome, root_option
 from llmtrain.sweep.search import Point
-from llmtrain.sweep.table import best_config, make_table
+from llmtrain.sweep.table import best_config, make_table, ordered_values
 from llmtrain.sweep.trials import check_trials, number_trials
 from llmtrain.sweep.workers import Workers
 
@@ -61,7 +62,17 @@ class _Driver:
         self._crashes: dict[str, int] = {}
         self._watched_at = time.monotonic()
 
+    @property
+    def _done(self) -> int:
+        return sum(len(rows) for rows in self._state.outcomes.values())
+
     def train_all(self) -> None:
+        directory = self._sweep.directory
+        log(
+            "SWEEP",
+            f"{self._done} of {plural(self._sweep.budget.starts, 'start')} done, up to {self._parallel} at a time; "
+            f"how far they are: llmtrain sweep show {directory.name}{root_option(directory)}",
+        )
         while True:
             if self._is_stopped.is_set():
                 raise self._interrupted()
@@ -98,7 +109,7 @@ class _Driver:
             if trial.same_as is None:  # with halving, the score at the last rung that it reached
                 earlier.append(Point(trial.values, outcomes[-1].score if outcomes else None))
         drawn = propose(sweep.space, sweep.spec, earlier, len(numbers))
-        trials = number_trials(sweep.directory.name, drawn, sweep.configs, numbers.start)
+        trials = number_trials(sweep.directory.name, drawn, sweep.configs, self._state.trials)
         check_trials(sweep.spec, trials, sweep.configs)
         self._state.trials += trials
         sweep.directory.write_state(self._state)
@@ -172,15 +183,17 @@ class _Driver:
             )
 
     def _log(self, job: Job, outcome: Outcome) -> None:
-        done = sum(len(rows) for rows in self._state.outcomes.values())
+        done = self._done
         what = f"{self._sweep.spec.metric} {outcome.score:.4f}" if outcome.score is not None else outcome.status
         if outcome.reason:
             what += f" ({outcome.reason})"
-        seed = f", seed +{job.seed}" if job.seed else ""
-        values = ", ".join(f"{path} {value}" for path, value in job.trial.values.items())
+        seed = f", seed {self._sweep.base.run.seed + job.seed}" if job.seed else ""
+        fields = ordered_values(job.trial, list(self._sweep.spec.space))
+        values = ", ".join(f"{path} {value}" for path, value in fields.items()) or "the config"
+        starts = self._sweep.budget.starts
         log(
             "SWEEP",
-            f"trial {job.trial.number}{seed}: {what} at step {outcome.step} ({values or 'the config'}); {done} done",
+            f"trial {job.trial.number}{seed}: {what} at step {outcome.step} ({values}); {done} of {starts} done",
         )
 
     def _interrupted(self) -> Interrupted:
@@ -189,8 +202,7 @@ class _Driver:
     @property
     def _resume_command(self) -> str:
         directory = self._sweep.directory
-        root = "" if str(directory.root) == "runs" else f" --root {directory.root}"
-        return f"llmtrain sweep --resume {directory.name}{root}"
+        return f"llmtrain sweep --resume {directory.name}{root_option(directory)}"
 
 
 @contextmanager

@@ -58,6 +58,17 @@ class Budget:
         return brackets_of(self.trials, self.size)
 
     @property
+    def starts(self) -> int:
+        """Processes that are started, if no trial diverges: of each trial one per rung, and one per seed."""
+        total = 0
+        for numbers in self.brackets:
+            size = len(numbers)
+            for _ in self.rungs:
+                total += size
+                size = kept_of(size, self.eta)
+        return total + self.seed_runs
+
+    @property
     def seed_runs(self) -> int:
         """Runs with other seeds, if no trial diverges."""
         reached = 0

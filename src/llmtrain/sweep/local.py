@@ -17,11 +17,14 @@ from typing import Any
 from llmtrain.config.run import RunSection
 from llmtrain.core.files import read_json
 from llmtrain.core.logs import warn
+from llmtrain.core.text import plural
 from llmtrain.distributed.machine_limits import gpu_count, usable_cores
 from llmtrain.distributed.workers import worker_command
+from llmtrain.errors import ExitCode
 from llmtrain.runs.json_values import dictionary
 from llmtrain.runs.lock import owner_pid
 from llmtrain.sweep.jobs import Job
+from llmtrain.sweep.outcome import GPU_MEMORY
 from llmtrain.sweep.record import SweepDirectory
 
 POLL_SECONDS = 0.02
@@ -44,9 +47,11 @@ class LocalWorkers:
         self._gpus = [] if device == "cpu" else _visible_gpus()
         self._search_path = search_path
         self._started: dict[str, _Started] = {}
+        self._shares_gpus = False
 
     def start(self, job: Job, config: Path) -> None:
         slot = self._free_slot()
+        self._shares_gpus |= 0 < len(self._gpus) <= slot
         log = os.open(self._sweep.log(job.run_id), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             if not _lock(log):
@@ -73,6 +78,13 @@ class LocalWorkers:
 
     def error(self, job: Job) -> dict[str, Any]:
         values = dictionary(read_json(self._sweep.printed(job.run_id)))
+        if self._shares_gpus and values.get("reason") == GPU_MEMORY:
+            # Alone it might fit: no outcome, which must not depend on what else is trained.
+            return {
+                "what": "its GPU, which it shares with other trials, has too little memory.",
+                "remedy": f"Lower --parallel: this machine has {plural(len(self._gpus), 'GPU')}.",
+                "exit_code": ExitCode.FAILED,
+            }
         return values if "error" in values else {}
 
     def stop(self, job: Job) -> None:

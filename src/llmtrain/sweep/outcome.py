@@ -11,23 +11,27 @@ from llmtrain.sweep.record import DIVERGED, FAILED, FINISHED, Outcome
 
 Row = dict[str, Any]
 PATIENCE = 3
-"""Logged training losses in a row above the first one, after which a trial has diverged. One may be a hard batch."""
+"""Logged training losses in a row far above the first one, after which a trial has diverged. One may be a hard
+batch."""
+RISE = 0.5
+"""How far, as a share of the first one. The loss of a fine-tuning that has learned little is as often above the first
+one as below: such a trial is bad, but has not diverged."""
 NOT_FINITE = "not_finite"
 GPU_MEMORY = "gpu_memory"
 
 
 def diverged_at(rows: Sequence[Row], steps: int | None) -> int | None:
-    """The step at which the training loss has been above the first one for PATIENCE logged rows; None if it was not
-    until `steps`."""
-    first: float | None = None
+    """The step at which the training loss has been far above the first one for PATIENCE logged rows; None if it was
+    not until `steps`."""
+    limit: float | None = None
     above = 0
     for row in rows:
         loss = row.get("train/loss")
         if loss is None or (steps is not None and row["step"] > steps):
             continue
-        if first is None:
-            first = loss
-        above = above + 1 if loss > first else 0
+        if limit is None:
+            limit = loss + RISE * abs(loss)
+        above = above + 1 if loss > limit else 0
         if above == PATIENCE:
             return int(row["step"])
     return None
@@ -39,7 +43,7 @@ def read_outcome(run: RunDirectory, metric: str, steps: int | None, error: dict[
     rows = view.rows
     step = diverged_at(rows, steps)
     if step is not None:
-        return Outcome(DIVERGED, step, None, None, None, "loss above the first")
+        return Outcome(DIVERGED, step, None, None, None, "loss far above the first")
     reason = error.get("reason")
     if reason in (NOT_FINITE, GPU_MEMORY):
         last = max((row["step"] for row in rows if row.get("train/loss") is not None), default=0)

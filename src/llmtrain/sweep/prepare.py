@@ -12,7 +12,7 @@ from llmtrain.config.load import ConfigSource, load_config, read_config
 from llmtrain.config.schema import Config, differences
 from llmtrain.config.trainer import TrainerSection
 from llmtrain.core.files import is_there
-from llmtrain.core.text import first_names
+from llmtrain.core.text import first_names, plural
 from llmtrain.distributed.machine_limits import omp_threads
 from llmtrain.errors import ConfigError, UsageError
 from llmtrain.launch.code_bundle import CodeBundle, read_bundle
@@ -23,12 +23,10 @@ from llmtrain.sweep.optuna_search import check_installed
 from llmtrain.sweep.record import SweepDirectory, already_exists
 from llmtrain.sweep.search import draw
 from llmtrain.sweep.space import Space, read_space
-from llmtrain.sweep.spec import GRID, MAX_NAME, OPTUNA, SweepSpec, dump_spec, load_spec
+from llmtrain.sweep.spec import GRID, MAX_NAME, MAX_TRIALS, OPTUNA, SweepSpec, dump_spec, load_spec
 from llmtrain.sweep.trials import Trial, TrialConfigs, check_trials, number_trials
-from llmtrain.training.requirements import check_requirements
 
 VERSION = 1
-_MOST_COMBINATIONS = 10_000
 
 
 @dataclass(frozen=True)
@@ -93,8 +91,6 @@ def prepare(
         check_installed()
     shared: list[Any] = [*spec.overrides(), *overrides]
     base = load_config(config, shared, for_launch=launch)  # with plugins, and notes on an old document
-    if not launch:
-        check_requirements("the config", base.sections())
     document, _ = read_config(config, [], for_launch=launch)
     name = spec.name or new_run_id(base.run.name)[:MAX_NAME].rstrip("-")
     directory = SweepDirectory(Path(launch_root or base.output.root_dir).expanduser() / name)
@@ -147,9 +143,9 @@ def reopen(directory: SweepDirectory, config: ConfigSource | None = None) -> Swe
 def _budget(spec: SweepSpec, space: Space, trainer: TrainerSection) -> Budget:
     trials = spec.trials or 1
     if spec.search == GRID and spec.trials is None:
-        trials = space.count(at_most=_MOST_COMBINATIONS) or 1
-        if trials == _MOST_COMBINATIONS:
-            raise ConfigError("the sweep", [f"the grid has {_MOST_COMBINATIONS:,} combinations or more. Set trials."])
+        trials = space.count(at_most=MAX_TRIALS + 1) or 1
+        if trials > MAX_TRIALS:
+            raise ConfigError("the sweep", [f"the grid has more than {MAX_TRIALS:,} combinations. Set trials."])
     rungs: list[int] = []
     if spec.halving and trainer.max_epochs is None:
         rungs = rungs_to(trainer.steps, spec.halving.first_rung, spec.halving.eta)
@@ -159,11 +155,16 @@ def _budget(spec: SweepSpec, space: Space, trainer: TrainerSection) -> Budget:
 def _first_trials(sweep: Sweep) -> list[Trial]:
     """All trials, or the first bracket of a search that learns from results."""
     count = sweep.budget.trials
-    search = sweep.spec.search
-    if search == OPTUNA:
-        search = "halton"  # nothing is known yet
-        count = min(count, sweep.budget.size)
+    search = "halton" if sweep.spec.search == OPTUNA else sweep.spec.search  # nothing is known yet
     drawn = draw(sweep.space, search, sweep.spec.seed, count)
+    if len(drawn) < count:
+        what = f"trials is {count}, but only {plural(len(drawn), 'different trial')} can be drawn from the space"
+        raise ConfigError(
+            "the sweep",
+            [f"{what}: numbers of a range have four significant digits. Widen a range, or lower trials."],
+        )
+    if sweep.spec.search == OPTUNA:
+        drawn = drawn[: sweep.budget.size]
     return number_trials(sweep.directory.name, drawn, sweep.configs)
 
 

@@ -13,7 +13,7 @@ from llmtrain.plan.cost import estimate_cost, node_type_of
 from llmtrain.plan.history import past_runs
 from llmtrain.plan.plan import plan_by_formula
 from llmtrain.plan.target import Target
-from llmtrain.sweep.halving import kept_of, steps_of
+from llmtrain.sweep.halving import steps_of
 from llmtrain.sweep.jobs import Budget
 from llmtrain.sweep.prepare import Sweep
 from llmtrain.sweep.trials import Trial
@@ -54,23 +54,13 @@ def price_sweep(sweep: Sweep, trials: Sequence[Trial]) -> Price:
     seconds = per_step * steps if per_step is not None and steps is not None else None
     prices = sweep.base.plan.prices
     cost = estimate_cost(prices, target, seconds, node_type_of(sweep.base.launch.node_selector))
-    return Price(budget.trials, _starts(budget), steps, all_steps, seconds, source, cost.cost, cost.currency)
+    return Price(budget.trials, budget.starts, steps, all_steps, seconds, source, cost.cost, cost.currency)
 
 
 def _steps(budget: Budget, max_steps: int) -> int:
     rungs = [steps or max_steps for steps in budget.rungs]
     total = sum(steps_of(numbers, rungs, budget.eta) for numbers in budget.brackets)
     return total + budget.seed_runs * max_steps
-
-
-def _starts(budget: Budget) -> int:
-    total = 0
-    for numbers in budget.brackets:
-        size = len(numbers)
-        for _ in budget.rungs:
-            total += size
-            size = kept_of(size, budget.eta)
-    return total + budget.seed_runs
 
 
 def _seconds_per_step(sweep: Sweep, trials: Sequence[Trial]) -> tuple[float | None, str, Target]:

@@ -62,9 +62,14 @@ def run_sweep(
 
     Raises Interrupted if it was stopped by SIGTERM or Ctrl-C and can be continued.
     """
+    if parallel is not None and parallel < 1:
+        raise UsageError(f"parallel must be at least 1, got {parallel}.")
     if resume is not None:
-        if config is not None or space is not None:
-            raise UsageError("resume continues a sweep as it was started.", remedy="Leave out config and space.")
+        others = (config, space, trials, halving, name)
+        if any(each is not None for each in others) or (search, seeds, metric) != ("halton", 1, "val/loss"):
+            raise UsageError(
+                "resume continues a sweep as it was started.", remedy="Pass nothing else but root and parallel."
+            )
         sweep = reopen(find_sweep(as_text("root", root), as_text("resume", resume)))
     else:
         values: dict[str, Any] = {

@@ -17,6 +17,7 @@ runs/<sweep>-<N>-s<K>/  the same config with another seed
 
 import re
 import secrets
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -168,18 +169,25 @@ class SweepDirectory:
         fsync_dir(self.root)
 
     def read_spec(self) -> dict[str, Any]:
-        return self._read(self.spec)
+        values = self._read(self.spec, "spec", "trials", "rungs", "config", "threads", "is_launched", "created_at")
+        types = {"spec": dict, "trials": int, "rungs": list}
+        if not all(isinstance(values[key], kind) for key, kind in types.items()):
+            raise _damaged(self.spec)
+        return values
 
     def read_base(self) -> dict[str, Any]:
-        return self._read(self.base)
+        return self._read(self.base, "source", "document", "shared")
 
     def read_state(self) -> SweepState:
-        values = self._read(self.trials)
+        values = self._read(self.trials, "trials", "outcomes")
         try:
             outcomes = {}
             for run_id, rows in values["outcomes"].items():
                 outcomes[str(run_id)] = [Outcome(**row) for row in rows]
-            return SweepState([Trial(**row) for row in values["trials"]], outcomes)
+            state = SweepState([Trial(**row) for row in values["trials"]], outcomes)
+            if not _is_sound(state):
+                raise _damaged(self.trials)
+            return state
         except (KeyError, TypeError, AttributeError):
             raise _damaged(self.trials) from None
 
@@ -201,11 +209,20 @@ class SweepDirectory:
         values = read_json(self.usage)
         return values if isinstance(values, dict) else {}
 
-    def _read(self, path: Path) -> dict[str, Any]:
+    def _read(self, path: Path, *keys: str) -> dict[str, Any]:
         values = read_json(path)
-        if not isinstance(values, dict):
+        if not isinstance(values, dict) or not values.keys() >= set(keys):
             raise _damaged(path)
         return values
+
+
+def _is_sound(state: SweepState) -> bool:
+    """Whether trials are numbered, and outcomes have numbers where the table computes with them."""
+    for index, trial in enumerate(state.trials):
+        if trial.number != index or (trial.same_as is not None and not 0 <= trial.same_as < index):
+            return False
+    outcomes = [each for rows in state.outcomes.values() for each in rows]
+    return all(isinstance(each.step, int) and isinstance(each.score, float | int | None) for each in outcomes)
 
 
 def _damaged(path: Path) -> CheckpointError:
@@ -220,7 +237,7 @@ def already_exists(sweep: SweepDirectory) -> UsageError:
         return UsageError(f"{sweep.path} already exists and is not a sweep.", remedy="Choose another --name.")
     return UsageError(
         f"Sweep '{sweep.name}' already exists in {sweep.root}.",
-        remedy=f"Continue it with: llmtrain sweep --resume {sweep.name}. Or choose another --name.",
+        remedy=f"Continue it with: llmtrain sweep --resume {sweep.name}{root_option(sweep)}. Or choose another --name.",
     )
 
 
@@ -239,6 +256,12 @@ def find_sweep(root: str, name: str) -> SweepDirectory:
     if not sweep.is_sweep():
         raise UsageError(f"{name} is not a sweep.", remedy="Pass the name of a sweep, or its directory.")
     return sweep
+
+
+def root_option(sweep: SweepDirectory) -> str:
+    """What a command about this sweep needs besides its name."""
+    root = str(sweep.root)
+    return "" if root == "runs" else f" --root {shlex.quote(root)}"
 
 
 def list_sweeps(root: str) -> list[SweepDirectory]:

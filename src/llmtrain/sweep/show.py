@@ -1,17 +1,20 @@
 """A sweep as `sweep show`, the page and the report show it: its table, with what is running now, and what it cost."""
 
-import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from llmtrain.errors import UsageError
 from llmtrain.runs.lock import is_held
 from llmtrain.runs.view import RunView
 from llmtrain.sweep.jobs import Budget
-from llmtrain.sweep.record import SweepDirectory
+from llmtrain.sweep.record import SweepDirectory, root_option
+from llmtrain.sweep.space import Choice, Values, read_space
 from llmtrain.sweep.spec import load_spec
 from llmtrain.sweep.table import WAITING, make_table
 
 RUNNING = "running"
+EDGE = 0.05
+"""Share of a range that is near its end."""
 
 
 def describe(directory: SweepDirectory) -> dict[str, Any]:
@@ -32,15 +35,38 @@ def describe(directory: SweepDirectory) -> dict[str, Any]:
             row["status"] = RUNNING
             row["step"] = RunView(run).step
             running += 1
-    root = str(directory.root)
+    if table["winner"]:
+        table["winner"]["at_edge"] = at_edge(spec.space, table["winner"]["values"])
     return {
         **table,
         "path": str(directory.path),
         "created_at": recorded["created_at"],
         "is_running": is_running,
         "running": running,
-        "root_option": "" if root == "runs" else f" --root {shlex.quote(root)}",
+        "root_option": root_option(directory),
     }
+
+
+def at_edge(space: Mapping[str, Any], values: Values) -> list[dict[str, Any]]:
+    """The fields whose best value is near an end of their range, beyond which it may be better still."""
+    found = []
+    for each in read_space(space, []).fields:
+        if each.path not in values or isinstance(each.range, Choice):
+            continue
+        value = values[each.path]
+        if value <= each.range.at(EDGE):
+            end = "lower"
+        elif value >= each.range.at(1 - EDGE):
+            end = "upper"
+        else:
+            continue
+        found.append({"field": each.path, "value": value, "end": end, "range": _range_text(space[each.path])})
+    return found
+
+
+def _range_text(written: Any) -> str:
+    """A range as the user wrote it, without its conditions."""
+    return str(written["values"] if isinstance(written, Mapping) else written)
 
 
 def read_best(directory: SweepDirectory) -> str:

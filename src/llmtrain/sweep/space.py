@@ -17,12 +17,13 @@ import yaml
 
 from llmtrain.config.document import parse_value
 from llmtrain.config.yaml_errors import explain_value_error
+from llmtrain.errors import UsageError
 
 Values = dict[str, Any]
 """Config field -> value: what distinguishes a trial from the others."""
 GRAMMAR = "[a,b], uniform(a,b), log(a,b) or int(a,b)"
 _CALL = re.compile(r"(?P<name>\w+)\((?P<arguments>[^()]*)\)")
-_FIELD = re.compile(r"[a-z_]+(\.\w+){1,2}")
+_FIELD = re.compile(r"[a-z_]+(\.\w+)+")
 _DIGITS = 4
 """Significant digits of a number that is drawn from a range: it can be read and typed, and does not depend on the last
 bits of the machine's logarithm."""
@@ -152,6 +153,8 @@ def parse_space(text: str) -> dict[str, str]:
         path, equals, value = part.partition("=")
         if not equals:
             path, value = part, ""
+        if path in found:
+            raise UsageError(f"space {path} is given twice.", remedy="Write all its values in one list, such as [4,8].")
         found[path] = value
     return found
 
@@ -204,7 +207,7 @@ def read_range(value: Any) -> Range:
         except (yaml.YAMLError, ValueError) as problem:
             if isinstance(problem, _EmptyRangeError):
                 raise
-            raise ValueError(f"{explain_value_error(problem, text)}.") from None
+            raise ValueError(explain_value_error(problem, text)) from None
     match = _CALL.fullmatch(text)
     if match is None or match["name"] not in ("uniform", "log", "int"):
         raise ValueError(f"must be {GRAMMAR}, got {value!r}.")
@@ -213,6 +216,8 @@ def read_range(value: Any) -> Range:
         return _integers(text, low, high)
     if low >= high:
         raise ValueError(f"{text} is empty: the first number must be below the second.")
+    if not math.isfinite(high - low):
+        raise ValueError(f"{text} is too wide: its numbers must differ by less than 1e308.")
     if match["name"] == "uniform":
         return Uniform(low, high)
     if low <= 0:

@@ -18,6 +18,8 @@ from llmtrain.sweep.space import Space, read_space
 
 MAX_NAME = 30
 """Characters of a name: a trial adds its number and perhaps a seed, and is a run id."""
+MAX_TRIALS = 10_000
+"""Each of them is a process, a run directory and a row of the table."""
 GRID = "grid"
 OPTUNA = "optuna"
 OPTUNA_BATCH = 8
@@ -52,7 +54,7 @@ class SweepSpec(Section):
     search: Literal["halton", "random", "grid", "optuna"] = "halton"
     """`halton` fills the space evenly, `random` does not, `grid` takes all combinations of lists and integers, `optuna`
     learns from finished trials (extra `optuna`)."""
-    trials: PositiveInt | None = None
+    trials: Annotated[int, Field(ge=1, le=MAX_TRIALS)] | None = None
     """Number of trials. null means all combinations of a grid, and 1 without a space."""
     seeds: Annotated[int, Field(ge=1, le=100)] = 1
     """Runs per finalist, each with another run.seed: their scores have a mean and a standard error."""

@@ -24,7 +24,7 @@ EQUAL = "equal"
 
 def make_table(name: str, spec: SweepSpec, budget: Budget, state: SweepState) -> dict[str, Any]:
     """Rows in order of trial number, and the winner. Equal for equal sweeps, bit for bit."""
-    rows = [_row(trial, budget, state) for trial in state.trials]
+    rows = [_row(trial, list(spec.space), budget, state) for trial in state.trials]
     is_complete = len(state.trials) == budget.trials and not next_jobs(budget, state)
     if is_complete:
         for row in rows:
@@ -85,7 +85,12 @@ def best_config(trial: Trial, configs: TrialConfigs) -> str:
     return dump_document(redact_values(config.as_dict()))
 
 
-def _row(trial: Trial, budget: Budget, state: SweepState) -> Row:
+def ordered_values(trial: Trial, fields: Sequence[str]) -> dict[str, Any]:
+    """The values of a trial in the order of the space; those of a file are sorted."""
+    return {path: trial.values[path] for path in fields if path in trial.values}
+
+
+def _row(trial: Trial, fields: Sequence[str], budget: Budget, state: SweepState) -> Row:
     run_id = trial.run_id
     if trial.same_as is not None:
         run_id = state.trials[trial.same_as].run_id
@@ -95,7 +100,7 @@ def _row(trial: Trial, budget: Budget, state: SweepState) -> Row:
         "trial": trial.number,
         "run_id": run_id,
         "bracket": trial.number // budget.size,
-        "values": trial.values,
+        "values": ordered_values(trial, fields),
         "status": _status(trial, last, len(outcomes) == len(budget.rungs)),
         "reason": last.reason if last else None,
         "step": last.step if last else 0,

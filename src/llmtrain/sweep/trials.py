@@ -13,13 +13,17 @@ from llmtrain.config.mixture import has_examples
 from llmtrain.config.schema import Config
 from llmtrain.config.trainer import TrainerSection
 from llmtrain.core.text import first_names, plural
-from llmtrain.errors import ConfigError
+from llmtrain.errors import ConfigError, LlmtrainError
 from llmtrain.sweep.halving import rungs_to
 from llmtrain.sweep.space import Values
 from llmtrain.sweep.spec import HalvingSection, SweepSpec
+from llmtrain.training.requirements import missing_requirements
 from llmtrain.training.tasks.item_kinds import file_metrics
 
 _OF_THE_SWEEP = {
+    "run.name": "the sweep names its trials",
+    "run.device": "all trials use the same kind of device",
+    "tracking.group": "all trials are in one group",
     "output.run_id": "the sweep names its trials",
     "output.root_dir": "all trials are in one directory",
     "run.threads": "it is the same for all trials, so that their results are exact",
@@ -55,23 +59,31 @@ class TrialConfigs:
             overrides.append(("run.seed", seed))
         return build_config(self.document, overrides, for_launch=self.for_launch, overridden_by="space")
 
+    def key(self, values: Values) -> str:
+        """Equal for trials with equal configs."""
+        return json.dumps(self.build(values, "trial").as_dict(), sort_keys=True)
 
-def number_trials(name: str, drawn: Sequence[Values], configs: TrialConfigs, first: int = 0) -> list[Trial]:
-    """Trials with their numbers, of which those with equal configs are trained once. Raises ConfigError with the
-    problems of all configs."""
+
+def number_trials(
+    name: str, drawn: Sequence[Values], configs: TrialConfigs, earlier: Sequence[Trial] = ()
+) -> list[Trial]:
+    """Trials with their numbers, after the `earlier` ones. Those with equal configs are trained once. Raises
+    ConfigError with the problems of all configs."""
     trials: list[Trial] = []
     seen: dict[str, int] = {}
+    for trial in earlier:
+        seen.setdefault(configs.key(trial.values), trial.number)
     problems: dict[str, list[str]] = {}
-    for number, values in enumerate(drawn, first):
+    for number, values in enumerate(drawn, len(earlier)):
         run_id = f"{name}-{number}"
         same_as = None
         try:
-            config = configs.build(values, "trial")
+            key = configs.key(values)
         except ConfigError as error:
             for text in error.problems:
                 problems.setdefault(text, []).append(str(number))
         else:
-            same_as = seen.setdefault(json.dumps(config.as_dict(), sort_keys=True), number)
+            same_as = seen.setdefault(key, number)
         trials.append(Trial(number, run_id, values, None if same_as in (None, number) else same_as))
     if problems:
         raise ConfigError("the sweep", [f"{_of(numbers)}: {text}" for text, numbers in problems.items()])
@@ -88,13 +100,20 @@ def check_trials(spec: SweepSpec, trials: Sequence[Trial], configs: TrialConfigs
         problems["space trainer.max_steps: it cannot be varied with halving, whose rungs are numbers of steps."] = []
     for trial in trials:
         config = configs.build(trial.values, trial.run_id)
-        for text in _problems(spec, config.data, config.trainer):
+        texts = [*_problems(spec, config.data, config.trainer)]
+        if not configs.for_launch:  # what the trial needs of this machine
+            texts += [_one_line(error) for error in missing_requirements(config.sections())]
+        for text in texts:
             problems.setdefault(text, []).append(str(trial.number))
     if problems:
-        texts = []
+        listed = []
         for text, numbers in problems.items():
-            texts.append(text if len(numbers) in (0, len(trials)) else f"{_of(numbers)}: {text}")
-        raise ConfigError("the sweep", texts)
+            listed.append(text if len(numbers) in (0, len(trials)) else f"{_of(numbers)}: {text}")
+        raise ConfigError("the sweep", listed)
+
+
+def _one_line(error: LlmtrainError) -> str:
+    return f"{error.what_and_known} {error.remedy or ''}".rstrip()
 
 
 def _problems(spec: SweepSpec, data: DataSection, trainer: TrainerSection) -> Iterator[str]:
@@ -124,6 +143,11 @@ def _schedule_problems(trainer: TrainerSection, halving: HalvingSection) -> Iter
     if trainer.max_epochs is not None:
         yield "halving needs trainer.max_steps: rungs are numbers of steps. Set trainer.max_epochs to null."
         return
+    if trainer.early_stopping_patience is not None:
+        yield (
+            "halving needs trainer.early_stopping_patience=null: each rung adds an evaluation that would count, so a "
+            "promoted trial would not be the full run. Halving itself ends trials that are worse than others."
+        )
     if trainer.schedule != "constant" and trainer.schedule_steps is None:
         yield (
             f"trainer.schedule {trainer.schedule} decays until the end of a run, so a trial that stops at a rung would "

@@ -23,12 +23,12 @@ function meanOf(seeds) {
 
 export function sweepTable(sweep, link) {
   const hasSeeds = sweep.rows.some((row) => row.seeds), hasCost = sweep.rows.some((row) => row.cost);
-  const head = ["Trial", ...sweep.fields, "Status", "Step", sweep.metric, ...(hasSeeds ? ["Mean ± error"] : []), "Time", ...(hasCost ? ["Cost"] : [])];
+  const head = ["Trial", ...sweep.fields, "Status", "Step", sweep.metric, ...(hasSeeds ? ["Mean ± error"] : []), "Tokens", "Time", ...(hasCost ? ["Cost"] : [])];
   const rows = ordered(sweep).map((row) => {
     const cells = [
       link(row) ? h("a", { href: link(row) }, String(row.trial)) : String(row.trial), ...sweep.fields.map((field) => shown(row.values[field])),
       row.reason ? `${row.status} (${row.reason})` : row.status, count(row.step), loss(row.score), ...(hasSeeds ? [meanOf(row.seeds)] : []),
-      row.seconds === null ? "–" : duration(row.seconds), ...(hasCost ? [row.cost ? money(row.cost.cost, row.cost.currency) : "–"] : []),
+      row.tokens === null ? "–" : count(row.tokens), row.seconds === null ? "–" : duration(row.seconds), ...(hasCost ? [row.cost ? money(row.cost.cost, row.cost.currency) : "–"] : []),
     ];
     return h("tr", { class: sweep.winner?.trial === row.trial ? "best" : "" }, ...cells.map((cell) => h("td", null, cell)));
   });
@@ -81,6 +81,9 @@ export function sweepCards(sweep, link) {
     const found = winner.seeds ? `${meanOf(winner.seeds)} (${winner.seeds.n} seeds)` : loss(winner.score);
     lines.push(h("p", null, h("b", null, `Best: trial ${winner.trial}, ${values}`), `, ${sweep.metric} ${found}.`));
     if (winner.not_distinguishable_from.length) lines.push(h("p", { class: "muted" }, `Not distinguishable from trial ${winner.not_distinguishable_from.join(", ")} (Welch's t-test, 5 %).`));
+    for (const edge of winner.at_edge) {
+      lines.push(h("p", { class: "muted" }, `${edge.field} ${shown(edge.value)} is near the ${edge.end} end of ${edge.range}: a wider range may have a better value.`));
+    }
   } else if (sweep.is_complete) {
     lines.push(h("p", null, "Every trial diverged or failed."));
   } else {
