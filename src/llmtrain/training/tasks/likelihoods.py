@@ -22,7 +22,7 @@ MIN_SHARED = 8
 """Shorter common beginnings are computed again for each request: they are not worth a forward pass of their own."""
 PASS_TOKENS = 100
 """What a batch costs beyond its tokens (every weight is read again), as tokens: so many may be computed twice, or be
-padding, to save one. Measured on two CPU cores."""
+padding, to save one."""
 CACHED_ROWS = 4
 """Rows with cached keys and values per row of the batch size: each takes the memory of a whole text."""
 MAX_BATCH_TOKENS = 16_384
