@@ -14,7 +14,7 @@ from stock_task_data import DATA, dataset_files
 from hub_server import FakeHub, Repo, serve
 from llmtrain.errors import DataError, UsageError
 from llmtrain.hub.task_index import find_stock_tasks, read_task_file, task_folder
-from llmtrain.hub.tasks import HASHES, find_task_data
+from llmtrain.hub.tasks import HASHES, fetch_tasks, find_task_data
 
 pytest.importorskip("lm_eval", reason="the extra `eval` is not installed")
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -65,7 +65,7 @@ def test_groups_and_tags_stand_for_their_tasks() -> None:
 def test_an_unknown_task_gets_the_nearest_names() -> None:
     with pytest.raises(UsageError) as error:
         find_stock_tasks(["helaswag"])
-    assert "hellaswag" in str(error.value)
+    assert "'hellaswag'" in error.value.what
 
 
 def test_lm_eval_is_not_imported_to_find_tasks() -> None:
@@ -128,6 +128,9 @@ def test_offline_the_error_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:  # tests are offline
         find_task_data(task, tmp_path / "tasks")
     assert "llmtrain fetch-tasks piqa --to" in str(error.value.remedy)
+    with pytest.raises(UsageError) as unreachable:
+        fetch_tasks(["piqa"], tmp_path / "tasks")
+    assert unreachable.value.remedy == error.value.remedy
 
 
 def test_a_record_of_hashes_cannot_name_files_elsewhere(tmp_path: Path) -> None:

@@ -212,3 +212,11 @@ def test_a_context_shorter_than_every_item_is_found_before_scoring(write: Write,
     with pytest.raises(DataError, match="own"):
         read_task(write(item, item), "own", 0, None).score(model)
     assert calls == []
+
+
+def test_text_that_cannot_be_encoded_is_found_when_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "surrogate.jsonl"
+    path.write_text('{"question": "\\ud800", "choices": ["a", "b"], "answer": 0}\n')
+    with pytest.raises(DataError) as error:
+        read_task(path, "surrogate", 0, None)
+    assert f"{path}:1" in error.value.what

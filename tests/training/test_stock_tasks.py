@@ -1,5 +1,6 @@
 """Stock tasks of lm_eval: the numbers are those of its own model class on the exported model."""
 
+import json
 import random
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from stock_task_data import TASKS, write_task_data
 from task_models import gpt_model, llama_model
 
 from llmtrain.config.task_specs import parse_tasks
+from llmtrain.errors import UsageError
 from llmtrain.hub.task_index import find_stock_tasks
 from llmtrain.training.tasks.score import TaskScore
 from llmtrain.training.tasks.task_model import TaskModel
@@ -80,6 +82,19 @@ def test_examples_are_the_same_each_time_and_random_state_is_kept(data: Path) ->
     assert found == (random.random(), np.random.rand(), torch.rand(1).item())
     assert first[0].few_shot == 2
     assert first[0].items == 5
+
+
+def test_a_metric_whose_code_is_on_the_hub_is_refused_before_scoring(tmp_path: Path) -> None:
+    """lm_eval logs that it has no function, and fails after the model has answered."""
+    folder = tmp_path / "allegro" / "klej-polemo2-in"
+    folder.mkdir(parents=True)
+    for split in ("train", "validation", "test"):
+        rows = [{"sentence": "a b c", "target": "__label__meta_zero"}] * 3
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UsageError) as error:  # tests are offline
+        load_tasks(parse_tasks(["polemo2_in"], "--tasks"), tmp_path, None)
+    assert "network" in error.value.what
+    assert "'f1'" in error.value.what
 
 
 def test_a_group_has_the_mean_of_its_tasks(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

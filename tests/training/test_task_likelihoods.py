@@ -88,12 +88,41 @@ def test_common_beginnings_are_computed_once(make: Make, kind: str) -> None:
     assert tokens <= probe + 40 + len(requests) * 2
 
 
+def test_a_batch_holds_as_many_items_as_a_forward_pass_has_room_for(make: Make) -> None:
+    """Few forward passes: each reads all weights."""
+    model = make("gpt2", batch_size=8)
+    requests = []
+    for number in range(16):  # their common beginnings have 20 to 23 tokens
+        requests += [Request([5] * (20 + number % 4) + [end], [7, 8], number) for end in (1, 2, 3, 4)]
+    passes: list[int] = []
+    embedding = next(part for part in model.module.modules() if isinstance(part, torch.nn.Embedding))
+    log_likelihoods(model, requests[:4])  # finds out whether the cache is exact
+    handle = embedding.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0].numel()))
+    found = log_likelihoods(model, requests)
+    handle.remove()
+    assert len(passes) == 4  # 16 items in batches of 8, each in two parts
+    assert max(passes) <= 8 * 25
+    for each, (value, _) in zip(found, one_by_one(model, requests), strict=True):
+        assert each.value == pytest.approx(value, abs=1e-5)
+
+
+def test_an_outlier_is_not_padded_to_the_length_of_others(make: Make) -> None:
+    model = make("gpt2", batch_size=64)
+    requests = [Request([5] * 300 + [end], [7, 8], "long") for end in (1, 2)]
+    requests += [Request([6] * 10 + [end], [7, 8], "short") for end in (1, 2)]
+    assert len(likelihoods._batches(rows_of(model, requests), requests, 64, shares=True)) == 2
+
+
+def rows_of(model: TaskModel, requests: list[Request]) -> list[likelihoods._Row]:
+    return [likelihoods._row(request, number, model.max_length) for number, request in enumerate(requests)]
+
+
 def test_a_model_without_a_cache_is_scored_alike(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("gpt2", batch_size=4)
     requests = requests_of(model)
     shared = log_likelihoods(model, requests)
     monkeypatch.setattr(type(model.adapter), "new_cache", lambda *_: None)
-    alone = log_likelihoods(model, requests)
+    alone = log_likelihoods(make("gpt2", batch_size=4), requests)
     assert [each.value for each in alone] == pytest.approx([each.value for each in shared], abs=1e-5)
 
 
@@ -106,7 +135,8 @@ def test_a_cache_that_does_not_hold_what_it_should_is_not_used(make: Make, monke
     monkeypatch.setattr(
         type(model.adapter), "hidden_states", lambda self, module, tokens, *_: right(self, module, tokens)
     )
-    assert [each.value for each in log_likelihoods(model, requests)] == pytest.approx(expected, abs=1e-5)
+    found = log_likelihoods(make("gpt2", batch_size=4), requests)
+    assert [each.value for each in found] == pytest.approx(expected, abs=1e-5)
 
 
 def test_long_texts_are_cut_at_the_beginning_and_counted(make: Make) -> None:

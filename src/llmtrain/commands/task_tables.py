@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from llmtrain.training.tasks.score import TaskScore
 
 SHOWN_ITEMS = 10
+FEW_ITEMS = 30
+"""With fewer, standard errors and intervals mean little: four right answers of four have an error of 0."""
 
 
 def scores_text(results: "Sequence[TaskEvaluation]") -> str:
@@ -28,6 +30,9 @@ def scores_text(results: "Sequence[TaskEvaluation]") -> str:
         if result.comparison is not None:
             parts.append(_comparison_text(result))
     notes = [note for result in results for note in _truncation_notes(result, is_only=len(results) == 1)]
+    few = [name for name, score in first.tasks.items() if score.items < FEW_ITEMS]
+    if few:
+        notes.append(f"Fewer than {FEW_ITEMS} items ({', '.join(few)}): ± and intervals of so few mean little.")
     notes.append(_template_note(results))
     parts.append("\n".join(notes))
     return "\n\n".join(parts)

@@ -52,5 +52,7 @@ def _parse(word: str, field: str) -> TaskSpec:
         file = Path(name).expanduser()
         return TaskSpec(re.sub(r"[^\w.-]+", "-", file.stem), few_shot, file)
     if not _STOCK_NAME.fullmatch(name):
-        raise UsageError(f"{field}: '{word}' is not the name of a task.", remedy="Write NAME, NAME:EXAMPLES or a file.")
+        raise UsageError(
+            f"{field}: '{word}' is not the name of a task.", remedy="Write NAME, NAME:EXAMPLES (at most 999) or a file."
+        )
     return TaskSpec(name, few_shot)

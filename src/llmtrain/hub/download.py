@@ -38,6 +38,8 @@ class _Request:
     repo: str
     revision: str
     code: bool = False
+    remedy: str | None = None
+    """What to do offline."""
 
     @property
     def what(self) -> str:
@@ -63,9 +65,11 @@ def download_model(
     return _download(_Request("model", name, revision or "main", code), directory, force)
 
 
-def download_data(name: str, revision: str | None, directory: Path, *, force: bool = False) -> dict[str, Any]:
-    """Like download_model, for all files of a dataset."""
-    return _download(_Request("dataset", name, revision or "main"), directory, force)
+def download_data(
+    name: str, revision: str | None, directory: Path, *, force: bool = False, remedy: str | None = None
+) -> dict[str, Any]:
+    """Like download_model, for all files of a dataset. `remedy`: what to do if the hub cannot be reached."""
+    return _download(_Request("dataset", name, revision or "main", remedy=remedy), directory, force)
 
 
 def fetched_model(directory: Path) -> tuple[str, str] | None:
@@ -93,7 +97,7 @@ def _download(request: _Request, directory: Path, force: bool) -> dict[str, Any]
     except Exception as problem:  # the library raises many types, few of them its own
         verb = "fetch-model" if request.kind == "model" else "fetch-data"
         remedy = f"Run `llmtrain {verb} {request.repo} --to DIR` on a machine with network access, and copy DIR here."
-        raise explain_hub_error(problem, request.what, remedy) from None
+        raise explain_hub_error(problem, request.what, request.remedy or remedy) from None
     log("DATA", f"{request.what} is already complete in {directory}")
     return _result(state, directory, downloaded=False)
 

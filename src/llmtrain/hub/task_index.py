@@ -79,9 +79,8 @@ def _collect(name: str, index: _Index, tasks: dict[str, StockTask], groups: dict
         known = [*index.tasks, *index.groups, *index.tags, *BUNDLED]
         raise UsageError(
             f"Task '{name}' is unknown.{nearest(name, known)}",
-            known=known,
-            like=name,
-            remedy="A file of items must end in .jsonl, or have a / in its name.",
+            remedy=f"Accepted are {', '.join(BUNDLED)}, the {len(known) - len(BUNDLED):,} tasks, groups and tags of "
+            "lm_eval, and files of items: their names end in .jsonl, or have a / in them.",
         )
 
 

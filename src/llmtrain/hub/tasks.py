@@ -45,8 +45,7 @@ def find_task_data(task: StockTask, directory: Path) -> Path:
         if is_offline():
             raise DataError(
                 f"The data of task '{task.name}' is not in {directory}, and the hub must not be contacted (offline).",
-                remedy=f"On a machine with network access, run `llmtrain fetch-tasks {task.name} --to DIR`, then pass "
-                "DIR with --tasks-dir, or set trainer.eval_tasks.dir to it.",
+                remedy=_offline_remedy(task),
             )
         _fetch(task, task.dataset, directory, force=False)
     _check_hashes(task, task.dataset, directory)
@@ -68,7 +67,7 @@ def _fetch(task: StockTask, dataset: str, directory: Path, force: bool) -> dict[
     folder = directory / dataset
     for path in _damaged(dataset, directory):
         path.unlink(missing_ok=True)  # the download replaces what is missing
-    result = download_data(name, None, folder, force=force)
+    result = download_data(name, None, folder, force=force, remedy=_offline_remedy(task))
     state = read_json(folder / MARKER) or {}
     files = {path: file_sha256(folder / path) for path in sorted(state.get("files", {}))}
     with FileLock(directory / _LOCK):  # several data sets may be downloaded at once
@@ -99,6 +98,13 @@ def _damaged(dataset: str, directory: Path) -> list[Path]:
         if not path.is_file() or file_sha256(path) != expected:
             damaged.append(path)
     return damaged
+
+
+def _offline_remedy(task: StockTask) -> str:
+    return (
+        f"On a machine with network access, run `llmtrain fetch-tasks {task.name} --to DIR`, then pass DIR with "
+        "--tasks-dir, or set trainer.eval_tasks.dir to it."
+    )
 
 
 def _needs_network(task: StockTask) -> UsageError:

@@ -20,8 +20,11 @@ from llmtrain.training.text_generation import not_compiled
 
 MIN_SHARED = 8
 """Shorter common beginnings are computed again for each request: they are not worth a forward pass of their own."""
-SHARED_SPREAD = 0.125
-"""By how much of their length the common beginnings in a batch may differ. All are cut to the shortest."""
+PASS_TOKENS = 100
+"""What a batch costs beyond its tokens (every weight is read again), as tokens: so many may be computed twice, or be
+padding, to save one."""
+CACHED_ROWS = 4
+"""Rows with cached keys and values per row of the batch size: each takes the memory of a whole text."""
 MAX_BATCH_TOKENS = 16_384
 """A window of a long text may fill the context of the model: several of those do not fit into memory."""
 PROBE_TOKENS = 12
@@ -164,28 +167,47 @@ def _longest(item: Sequence[_Row]) -> int:
     return max(len(row.inputs) for row in item)
 
 
+@dataclass(frozen=True)
+class _Shape:
+    """Size of a batch that shares beginnings."""
+
+    items: int
+    rows: int
+    shared: int
+    longest: int
+
+    @property
+    def tokens(self) -> int:
+        return self.items * self.shared + self.rows * (self.longest - self.shared)
+
+    def joined(self, other: "_Shape") -> "_Shape":
+        shared = min(self.shared, other.shared)
+        longest = max(self.longest, other.longest)
+        return _Shape(self.items + other.items, self.rows + other.rows, shared, longest)
+
+    def fits(self, batch_size: int) -> bool:
+        """Whether no forward pass has more tokens than `batch_size` whole texts."""
+        limit = _row_limit(batch_size, self.longest)
+        largest_pass = max(self.items * self.shared, self.rows * (self.longest - self.shared))
+        return largest_pass <= limit * self.longest and self.rows <= CACHED_ROWS * limit
+
+
 def _shared_batches(items: Sequence[tuple[int, list[_Row]]], batch_size: int) -> Iterator[_Batch]:
-    """Batches with as many tokens as `batch_size` whole texts have: that is more items than without sharing."""
+    """An item joins the batch before it unless that costs more than a batch of its own."""
     batch: list[list[_Row]] = []
-    rows = 0
-    longest = longest_text = shortest = 0
+    shape = _Shape(0, 0, 0, 0)
     for length, item in items:
-        text = max(longest_text, _longest(item))
-        tokens = (len(batch) + 1) * longest + (rows + len(item)) * (text - length)
-        is_full = tokens > _row_limit(batch_size, text) * text or length < longest * (1 - SHARED_SPREAD)
-        if batch and is_full:
-            yield _Batch(shortest, batch)
+        alone = _Shape(1, len(item), length, _longest(item))
+        joined = shape.joined(alone) if batch else alone
+        is_cheaper = joined.tokens <= shape.tokens + alone.tokens + PASS_TOKENS
+        if batch and not (joined.fits(batch_size) and is_cheaper):
+            yield _Batch(shape.shared, batch)
             batch = []
-            rows = 0
-            text = _longest(item)
-        if not batch:
-            longest = length
-        longest_text = text
-        shortest = length
+            joined = alone
         batch.append(item)
-        rows += len(item)
+        shape = joined
     if batch:
-        yield _Batch(shortest, batch)
+        yield _Batch(shape.shared, batch)
 
 
 # Forward passes
@@ -269,6 +291,13 @@ def _target_log_probabilities(
 
 
 def _can_share(model: TaskModel) -> bool:
+    """Found out once per model."""
+    if not model.can_share:
+        model.can_share.append(_is_cache_exact(model))
+    return model.can_share[0]
+
+
+def _is_cache_exact(model: TaskModel) -> bool:
     """Whether a text in two parts, the second with the cache of the first, has the logits of the whole text. Not every
     architecture of transformers has keys and values to keep."""
     if model.is_sharded or model.max_length < PROBE_TOKENS:

@@ -148,6 +148,10 @@ def _text(value: Any, field: str, place: str) -> str:
         raise DataError(f"{place}: {field} must be text, got {json.dumps(value):.60}.")
     if not value.strip():
         raise DataError(f"{place}: {field} is empty.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{place}: {field} contains an unpaired surrogate, which is not text.") from None
     return value
 
 

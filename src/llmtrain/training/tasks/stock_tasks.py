@@ -62,8 +62,11 @@ class StockTasks:
                 )
             except (LlmtrainError, MemoryError, torch.OutOfMemoryError):
                 raise
-            except (AssertionError, IndexError, KeyError, TypeError, ValueError) as problem:
-                raise DataError(f"lm_eval cannot score {', '.join(self.loaded['tasks'])}: {_text(problem)}.") from None
+            except (AssertionError, ImportError, LookupError, OSError, TypeError, ValueError) as problem:
+                names = ", ".join(self.loaded["tasks"])
+                if _is_offline(problem):  # a metric that the hub has the code of
+                    raise _needs_network(names, _text(problem)) from None
+                raise DataError(f"lm_eval cannot score {names}: {_text(problem)}.") from None
         scores = [_task_score(name, results, lm) for name in self.loaded["tasks"]]
         return [*(_group_score(name, results, scores) for name in results.get("groups", {})), *scores]
 
@@ -111,15 +114,22 @@ def _load(manager: Any, name: str, task: StockTask | None) -> Any:
             remedy="Install it with pip, or leave this task out.",
         ) from None
     except Exception as problem:  # tasks are code, and so are the data sets that they read
-        if isinstance(problem, ConnectionError) or "offline" in str(problem).lower():
-            raise UsageError(
-                f"Task '{name}' needs the network: {_text(problem)}.", remedy="Leave this task out."
-            ) from None
+        if _is_offline(problem):
+            raise _needs_network(name, _text(problem)) from None
         place = "" if task is None else f" in {task.dataset}"
         raise DataError(
             f"The data of task '{name}'{place} cannot be used: {_text(problem)}.",
             remedy=f"It is empty, damaged, or of another task. Download it again: llmtrain fetch-tasks {name} --to DIR",
         ) from None
+
+
+def _is_offline(problem: BaseException) -> bool:
+    text = str(problem).lower()
+    return isinstance(problem, ConnectionError) or "offline" in text or "couldn't find a module script" in text
+
+
+def _needs_network(name: str, why: str) -> UsageError:
+    return UsageError(f"Task '{name}' needs the network: {why}.", remedy="Leave this task out.")
 
 
 def _prepare(name: str, task: Any, few_shot: int | None) -> None:
@@ -128,6 +138,10 @@ def _prepare(name: str, task: Any, few_shot: int | None) -> None:
         raise UsageError(f"Task '{name}' has images or sound, which llmtrain's models do not read.")
     if getattr(task, "UNSAFE_CODE", False):
         raise UsageError(f"Task '{name}' runs code that the model writes, which llmtrain does not do.")
+    if task.OUTPUT_TYPE == "generate_until" and task.get_config("process_results") is None:
+        for metric, function in task._metric_fn_list.items():
+            if function is None:  # lm_eval only logs that
+                raise _needs_network(name, f"the code of its metric '{metric}' is on the hub, which cannot be reached")
     own = task.get_config("num_fewshot")
     if few_shot is not None and own != 0:  # 0 means that its prompts have no place for examples
         task.set_config(key="num_fewshot", value=few_shot)
@@ -195,6 +209,8 @@ def _is_member(task: str, group: str, results: Any) -> bool:
 
 
 def _text(problem: BaseException) -> str:
+    if isinstance(problem, KeyError):
+        return f"it has no {problem}"
     return (one_line(problem, 300) or type(problem).__name__).rstrip(".")
 
 
@@ -222,7 +238,7 @@ def _quiet() -> Iterator[None]:
     datasets.disable_progress_bars()
     logger = logging.getLogger("lm_eval")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.CRITICAL)
     try:
         with patch("lm_eval.api.task.tqdm", lambda rows, **_: rows):
             yield

@@ -43,6 +43,8 @@ class TaskModel:
     """Whether to stop. All ranks call it together."""
     on_progress: OnProgress = lambda what, done, total: None  # noqa: ARG005
     _contexts: dict[str, list[int]] = field(default_factory=dict)
+    can_share: list[bool] = field(default_factory=list)
+    """Whether common beginnings are computed once; empty until likelihoods.py has found out."""
 
     @property
     def device(self) -> torch.device:

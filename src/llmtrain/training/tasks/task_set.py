@@ -53,6 +53,8 @@ def load_tasks(specs: Sequence[TaskSpec], directory: Path, limit: int | None) ->
             stock.append(spec)
             continue
         file = file_of(spec)
+        if file.is_dir():
+            raise UsageError(f"--tasks: {file} is a directory.", remedy="Name the file of items in it.")
         if not file.is_file():
             raise UsageError(f"--tasks: file {file} does not exist.", remedy=f"Tasks without a file: {_examples()}.")
         own.append(read_task(file, spec.name, spec.few_shot or 0, limit))
