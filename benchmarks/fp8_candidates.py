@@ -13,7 +13,7 @@ from llmtrain.models.hf import lora_fp8
 
 @contextmanager
 def candidate(name: str) -> Iterator[None]:
-    before = fp8.product, Fp8Linear.backward, lora_fp8.product, fp8.cast, lora_fp8.cast, fp8.E5M2
+    product, backward = fp8.product, Fp8Linear.backward
     try:
         if "fast sums" in name:
             fp8.product = lora_fp8.product = _fast_product
@@ -27,7 +27,8 @@ def candidate(name: str) -> Iterator[None]:
             Fp8Linear.backward = staticmethod(_twice_backward)
         yield
     finally:
-        fp8.product, Fp8Linear.backward, lora_fp8.product, fp8.cast, lora_fp8.cast, fp8.E5M2 = before
+        fp8.product = lora_fp8.product = product
+        Fp8Linear.backward = staticmethod(backward)
 
 
 def _fast_product(a: Any, a_scale: Any, b: Any, b_scale: Any, dtype: Any) -> Any:
