@@ -85,18 +85,6 @@ VARIANTS = [
     Variant("lora, fp8", True, "bfloat16", precision="fp8"),
 ]
 OF_FP8 = ("full, float32 weights", "full, fp8", "lora", "lora, fp8")
-CANDIDATES = [
-    Variant("full, fp8", False, "float32", precision="fp8"),
-    Variant("full, fp8, kernel casts", False, "float32", precision="fp8"),
-    Variant("full, fp8, fast sums", False, "float32", precision="fp8"),
-    Variant("full, fp8, saves norms and SwiGLU", False, "float32", precision="fp8", recomputes=False),
-    Variant("full, fp8, transposed from 8 bits", False, "float32", precision="fp8"),
-    Variant("full, fp8, bf16 weight gradients", False, "float32", precision="fp8"),
-    Variant("full, fp8, kernel, fast sums", False, "float32", precision="fp8"),
-    Variant("lora, fp8", True, "bfloat16", precision="fp8"),
-    Variant("lora, fp8, fast sums", True, "bfloat16", precision="fp8"),
-    Variant("lora, fp8, recomputes", True, "bfloat16", precision="fp8", recomputes=True),
-]
 
 
 @dataclass(frozen=True)
@@ -340,21 +328,12 @@ def time_of(function: Callable[[], Any], repeats: int = 20) -> float:
     return float(start.elapsed_time(end)) / repeats
 
 
-def _candidate(name: str, is_candidate: bool) -> Any:
-    from contextlib import nullcontext
-
-    from fp8_candidates import candidate
-
-    return candidate(name) if is_candidate else nullcontext()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=150, help="start no variant after this time")
     parser.add_argument("--only", default="", help="names of the variants, separated by semicolons")
     parser.add_argument("--attention", action="store_true")
     parser.add_argument("--fp8", action="store_true", help="only bf16 and fp8")
-    parser.add_argument("--candidates", action="store_true", help="only those of fp8_candidates.py")
     parser.add_argument("--profile", default="", help="show the kernels of these variants, separated by semicolons")
     parser.add_argument("--no-profile", action="store_true")
     parser.add_argument("--tiny", action="store_true")
@@ -374,7 +353,7 @@ def main() -> None:
     table = ""
     names = [name for name in arguments.only.split(";") if name] or (OF_FP8 if arguments.fp8 else [])
     profiled = [name for name in arguments.profile.split(";") if name]
-    for variant in CANDIDATES if arguments.candidates else VARIANTS:
+    for variant in VARIANTS:
         if names and variant.name not in names:
             continue
         if time.perf_counter() - start > arguments.seconds:
@@ -382,8 +361,7 @@ def main() -> None:
             continue
         is_profiled = variant.name in profiled if profiled else not table
         try:
-            with _candidate(variant.name, arguments.candidates):
-                table += measure(variant, shape, is_profiled and not arguments.no_profile)
+            table += measure(variant, shape, is_profiled and not arguments.no_profile)
         except Exception as problem:  # one variant must not cost the others their GPU time
             print(f"{variant.name:34} failed: {type(problem).__name__}: {str(problem)[:600]}", flush=True)
         gc.collect()

@@ -21,6 +21,8 @@ from llmtrain.training.components import build_components
 from llmtrain.training.run import run_training
 
 GPT = ["model.name=gpt", "model.architecture=modern", "model.d_model=64", "model.n_layers=2"]
+PAIRS = ["model.name=hf_causal_lm", "model.path=x", "data.name=preference_jsonl", "data.train_file=pairs.jsonl"]
+PAIRS += ["trainer.objective.name=dpo"]
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype = E4M3) -> torch.Tensor:
@@ -120,6 +122,7 @@ def test_devices_without_fp8_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
             ["model.name=hf_causal_lm", "model.path=x", "model.lora.quantize=true", "trainer.optimizer=adamw"],
             "model.lora.quantize",
         ),
+        (PAIRS, "trainer.objective dpo"),
     ],
 )
 def test_configs_that_fp8_cannot_compute_are_refused(sets: list[str], text: str) -> None:
@@ -176,6 +179,7 @@ def test_frozen_weights_multiply_in_fp8(tmp_path: Path) -> None:
                 assert (parameter.grad - expected).norm() < 0.3 * expected.norm(), name
 
 
+@pytest.mark.slow  # the GPU tests have it, too; here it needs no GPU
 def test_resumed_run_has_the_same_bits(monkeypatch: pytest.MonkeyPatch, make_config: Any) -> None:
     """In one process, with the check of the device left out."""
     monkeypatch.setattr(components, "check_fp8_device", lambda _: None)

@@ -32,7 +32,7 @@ from llmtrain.config.model import (
     ModernGptSection,
     PluginModelSection,
 )
-from llmtrain.config.objective import NextTokenSection, PluginObjectiveSection
+from llmtrain.config.objective import DpoSection, IpoSection, NextTokenSection, PluginObjectiveSection
 from llmtrain.config.output import OutputSection
 from llmtrain.config.plan import PlanSection
 from llmtrain.config.run import RunSection
@@ -118,6 +118,12 @@ class Config(Section):
         remedy = "Set trainer.precision to bf16"
         if self.run.device == "cpu":
             yield ("run", "trainer"), f"trainer.precision fp8 needs a GPU, and run.device is cpu. {remedy}."
+        if isinstance(self.trainer.objective, DpoSection | IpoSection):
+            yield (
+                ("trainer",),
+                f"trainer.precision fp8 does not work with trainer.objective {self.trainer.objective.name}: the "
+                f"reference is computed without dropout, as an evaluation is, and evaluations are in bf16. {remedy}.",
+            )
         if isinstance(self.model, HfCausalLmSection):
             if self.model.lora and self.model.lora.quantize:
                 yield (
