@@ -32,6 +32,7 @@ SPELLINGS: dict[str, dict[str, Any]] = {
     "conversations": {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
     "UltraFeedback": {"prompt": "U", "chosen": [USER, GOOD], "rejected": [USER, BAD], "messages": [USER, GOOD]},
     "axolotl intel": {"question": "U", "chosen": "A", "rejected": "B"},
+    "axolotl icr": {"input": "U", "chosen": "A", "rejected": "B"},
     "axolotl argilla": {"instruction": "U", "chosen_response": "A", "rejected_response": "B"},
     "axolotl chat_template": {"messages": [USER], "chosen": GOOD, "rejected": BAD},
     "LLaMA-Factory alpaca": {"instruction": "U", "input": "", "chosen": "A", "rejected": "B"},
@@ -53,7 +54,7 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 def test_spelling_is_recognized(name: str) -> None:
     found = read_pair(SPELLINGS[name])
     assert found.prompt == [USER]
-    assert (found.chosen, found.rejected) == ("A", "B")
+    assert [found.chosen, found.rejected] == [GOOD, BAD]
 
 
 def test_system_history_and_input_are_part_of_the_prompt() -> None:
@@ -61,9 +62,29 @@ def test_system_history_and_input_are_part_of_the_prompt() -> None:
     assert read_pair({"system": "S", "prompt": "U", **answers}).prompt == [SYSTEM, USER]
     earlier = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     assert read_pair({"history": [["q", "a"]], "instruction": "U", **answers}).prompt == [*earlier, USER]
+    assert read_pair({"system": "S", "input": "U", **answers}).prompt == [SYSTEM, USER]
     together = read_pair({"instruction": "U", "input": "I", **answers}).prompt
     assert together == [{"role": "user", "content": "U\n\nI"}]
+    assert read_pair({"instruction": "", "input": "U", **answers}).prompt == [USER]
     assert read_pair({"chosen": "U A", "rejected": "U B"}).prompt is None
+
+
+def test_tool_calls_belong_to_prompt_and_answers() -> None:
+    """Of TRL, where the content of a call is null, and LLaMA-Factory's turns."""
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]
+    call = {"role": "assistant", "content": "", "tool_calls": calls}
+    result = {"role": "tool", "content": "3"}
+    prompt = [USER, {**call, "content": None}, result]
+    assert read_pair({"prompt": prompt, "chosen": [GOOD], "rejected": [BAD]}).prompt == [USER, call, result]
+    turns = [
+        {"from": "human", "value": "U"},
+        {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
+        {"from": "observation", "value": "3"},
+    ]
+    answers = {"chosen": {"from": "gpt", "value": "A"}, "rejected": {"from": "gpt", "value": "B"}}
+    assert read_pair({"conversations": turns, **answers}).prompt == [USER, call, result]
+    found = read_pair({"prompt": [USER], "chosen": [{**call, "content": None}], "rejected": [BAD]})
+    assert [found.chosen, found.rejected] == [call, BAD]
 
 
 BAD_PAIRS = [
@@ -81,6 +102,8 @@ BAD_PAIRS = [
     ({"prompt": "U", "chosen": "\ud800", "rejected": "A"}, "surrogate"),
     ({"prompt": 5, "chosen": "A", "rejected": "B"}, "'prompt' must be text"),
     ({"prompt": "U", "chosen": "A", "rejected": "B", "tools": "{"}, "'tools' must be"),
+    ({"question_text": "U", "chosen": "A", "rejected": "B"}, "no prompt, .* begin differently; .*'question_text'"),
+    ({"conversations": [{"from": "function_call", "value": "{"}], "chosen": "A", "rejected": "B"}, "'function_call'"),
     ({"history": [["q"]], "prompt": "U", "chosen": "A", "rejected": "B"}, "'history' must be"),
 ]
 
@@ -182,6 +205,19 @@ def test_tools_are_passed_to_the_template(load: Load, tmp_path: Path) -> None:
     dataset = load([record])
     (tmp_path / "tokenizer" / "chat_template.jinja").write_text(template)
     assert texts(dataset)[0][0] == "cat: U"
+
+
+def test_called_tools_are_written_by_the_template(load: Load, tmp_path: Path) -> None:
+    template = (
+        "{% for message in messages %}{{ message['content'] }}"
+        "{% for call in message['tool_calls'] or [] %}<{{ call['function']['name'] }}>{% endfor %}{% endfor %}"
+    )
+    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "cat"}}]}
+    dataset = load([{"prompt": [USER], "chosen": [call], "rejected": [{**call, "tool_calls": None, "content": "B"}]}])
+    (tmp_path / "tokenizer" / "chat_template.jinja").write_text(template)
+    assert [found[2] for found in texts(dataset)] == ["U<cat>", "UB"]
+    with pytest.raises(DataError, match="calls tools"):
+        load([{"prompt": [USER], "chosen": [call], "rejected": [BAD]}], prompt_format="plain").prepare(1)
 
 
 @pytest.mark.parametrize("bad", [{"prompt": "U", "chosen": "A", "rejected": "A"}, "{", {"prompt": "x"}])

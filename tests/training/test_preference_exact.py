@@ -294,6 +294,24 @@ def test_other_runs_are_bit_exact(make: MakeConfig, changes: dict[str, Any]) -> 
     resume_and_check(config, expected)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "changes", [{"model__lora": {"rank": 4, "alpha": 8.0}}, {"model__lora": None}, GPT], ids=["lora", "full", "gpt"]
+)
+def test_compiled_run_has_the_same_loss_and_resumes_exactly(make: MakeConfig, changes: dict[str, Any]) -> None:
+    plain = make(**changes)
+    trained(plain)
+    compiled = make(trainer__compile=True, **changes)
+    expected = fine_tuned(compiled, trained(compiled))
+    assert losses(compiled) == pytest.approx(losses(plain), rel=1e-3)
+
+    config = make(trainer__compile=True, **changes)
+    (ended,) = train(config, fault="after_optimizer:3:0:kill")
+    assert ended.code == -9
+    resume_and_check(config, expected)
+
+
 def losses(config: Config) -> list[float]:
     folder = run_dir(config)
     return [float.fromhex(row[name]) for name in ("train/loss", "val/loss") for _, row in rows(folder, name)]
