@@ -178,6 +178,19 @@ def test_dry_run_computes_the_loss_of_the_objective(train: Train) -> None:
     assert done.json["plan"]["memory"] is not None
 
 
+def test_accuracy_decides_what_is_best_and_when_to_stop(train: Train, workdir: Path) -> None:
+    """Of 3 pairs it can rise three times: then an evaluation without improvement ends the run."""
+    often = {"trainer__eval_every_steps": 1, "trainer__max_steps": 8, "trainer__early_stopping_patience": 1}
+    done = train("-c", "dpo.yaml", output__run_id="best", trainer__best_metric="val/accuracy", **often)
+    assert done.code == 0, done.err
+    assert done.json["stopped_early"]
+    rows = list(read_metrics(workdir / "runs" / "best" / "metrics.jsonl"))
+    accuracies = {row["step"]: row["val/accuracy"] for row in rows if "val/accuracy" in row}
+    best = CheckpointStore(workdir / "runs" / "best" / "checkpoints").best()
+    assert best is not None
+    assert best.step == max(accuracies, key=lambda step: (accuracies[step], -step))
+
+
 def test_full_disk_does_not_stop_the_run(train: Train, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """References that cannot be stored are computed again by a resumed run."""
 
