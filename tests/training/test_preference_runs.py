@@ -157,6 +157,15 @@ def test_config_that_does_not_fit_is_refused(train: Train, workdir: Path, change
     assert not (workdir / "runs").exists()
 
 
+def test_four_bits_are_valid_and_need_a_gpu(train: Train, cli: Any) -> None:
+    done = cli("validate", "-c", "dpo.yaml", "--set", "model.lora.quantize=true")
+    assert done.code == 0, done.err
+    done = train("-c", "dpo.yaml", model__lora__quantize=True)
+    assert done.code == 64
+    assert "model.lora.quantize requires " in done.err  # bitsandbytes or a GPU
+    assert "Traceback" not in done.err
+
+
 def test_another_objective_has_its_own_defaults(train: Train, workdir: Path) -> None:
     """Those of the objective in the file do not remain."""
     with_objective(workdir, {"name": "dpo", "beta": 0.7, "label_smoothing": 0.1})
