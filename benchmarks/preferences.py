@@ -5,8 +5,7 @@
 
 Both sides train on the same batches, which have both answers of every pair: the supervised side with the loss of all
 answer tokens. Each runs in a process of its own, with LoRA and with all weights. The reference log-probabilities are
-computed before the first step; their time is printed apart. On a CPU, the ratio of CPU time is the one to read while other
-programs run.
+computed before the first step; their time is printed apart. While other programs run, read the ratio of CPU time.
 """
 
 import argparse
@@ -162,10 +161,8 @@ def compare(options: argparse.Namespace) -> None:
                 print(f"round {number + 1}: {shown}; references {sides['dpo']['reference_seconds']:.1f} s", flush=True)
             kind = "LoRA" if is_lora else "all weights"
             time_ratio, cpu_ratio, memory_ratio = (statistics.median(values) for values in ratios.values())
-            print(
-                f"{kind}: ratio of time per token {time_ratio:.3f} (CPU time {cpu_ratio:.3f}), memory {memory_ratio:.3f}",
-                flush=True,
-            )
+            times = f"time per token {time_ratio:.3f} (CPU time {cpu_ratio:.3f})"
+            print(f"{kind}: ratio of {times}, memory {memory_ratio:.3f}", flush=True)
 
 
 def main() -> None:
