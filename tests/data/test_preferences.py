@@ -315,6 +315,17 @@ def test_store_is_reused_until_the_data_changes(load: Load, tmp_path: Path) -> N
     assert load([SPELLINGS["text"], SPELLINGS["axolotl intel"]]).prepare(1).fingerprint != first.fingerprint
 
 
+def test_pairs_of_a_dataset_directory(tmp_path: Path) -> None:
+    make_pairs(tmp_path / "pairs" / "train.jsonl", 5)
+    make_pairs(tmp_path / "pairs" / "test.jsonl", 2, first=100)
+    section = PreferenceJsonlSection(
+        dataset_name=str(tmp_path / "pairs"), val_split="test", cache_dir=str(tmp_path / "cache"), tokenizer="byte"
+    )
+    prepared = PreferenceJsonl(section, 1).prepare(1)
+    found = [split.pair_count for split in (prepared.train, prepared.val) if isinstance(split, PairStore)]
+    assert found == [5, 2]
+
+
 @pytest.mark.parametrize("tokenizer", ["byte", "char"])
 def test_built_in_tokenizers_read_pairs(load: Load, tokenizer: str) -> None:
     (prompt, answer, _), _ = texts(load([SPELLINGS["messages"]], tokenizer=tokenizer))

@@ -225,6 +225,7 @@ def test_references_continue_after_a_kill(
     before = save_each_part if end == "kill" else None
     first = train(config, size, before=before, fault=f"reference:4:0:{end}")[0]
     assert first.code == (-9 if end == "kill" else ExitCode.INTERRUPTED), first.output
+    assert "set model.lora.dropout to 0" in first.output
     if end == "term":
         assert "--resume" in first.error["remedy"]
     assert names_in_store(config) == ["partial.safetensors"]
