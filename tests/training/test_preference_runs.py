@@ -1,6 +1,7 @@
 """Preference tuning by the command line: after supervised fine-tuning, with an objective of one's own, and errors."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -198,6 +199,29 @@ def test_accuracy_decides_what_is_best_and_when_to_stop(train: Train, workdir: P
     best = CheckpointStore(workdir / "runs" / "best" / "checkpoints").best()
     assert best is not None
     assert best.step == max(accuracies, key=lambda step: (accuracies[step], -step))
+
+
+@pytest.mark.slow
+def test_pairs_without_a_reference_get_one_on_resume(train: Train, workdir: Path) -> None:
+    """More validation batches, or other pairs of the same number: the values of the first start are not theirs."""
+    for run in ("more", "other", "again"):
+        first = {"trainer__eval_batches": 1, "trainer__max_steps": 1, "data__packing": False}
+        start = train("-c", "dpo.yaml", output__run_id=run, **first)
+        assert start.code == 0, start.err
+    more = train("--resume", "more", "--allow-config-change", trainer__eval_batches=3, trainer__max_steps=2)
+    assert more.code == 0, more.err
+    assert "are computed again" in more.err
+    assert math.isfinite(more.json["final_val_loss"])
+
+    make_pairs(workdir / "pairs.jsonl", 12, first=200)
+    other = train("--resume", "other", "--allow-config-change", trainer__max_steps=2)
+    assert other.code == 0, other.err
+    assert "are computed again" in other.err
+    shutil.rmtree(workdir / "cache" / "references")
+    again = train("--resume", "again", "--allow-config-change", trainer__max_steps=2)
+    assert again.code == 0, again.err
+    losses = [list(read_metrics(workdir / "runs" / run / "metrics.jsonl"))[-1]["val/loss"] for run in ("other", "again")]
+    assert losses[0] == losses[1]
 
 
 def test_full_disk_does_not_stop_the_run(train: Train, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

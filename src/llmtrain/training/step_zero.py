@@ -35,7 +35,7 @@ def prepare_references(context: RunContext, components: Components, model: Model
     else:
         reference = recorded
     store = ReferenceStore.of_key(cache_dir, reference.key)
-    found = read_references(store, components, world)
+    found = read_references(store, components, world) if _has_same_data(context, components) else None
     if found is None and recorded is not None:
         reference = _rebuilt(context, components, model, recorded)
         store = ReferenceStore.of_key(cache_dir, reference.key)
@@ -81,6 +81,14 @@ def _recorded(context: RunContext) -> ReferenceModel | None:
     if not isinstance(recorded, dict):
         raise CheckpointError(f"{resumption.checkpoint.path} does not record the model at step 0.")
     return ReferenceModel(str(recorded.get("key")), str(recorded.get("weights_sha256")))
+
+
+def _has_same_data(context: RunContext, components: Components) -> bool:
+    """False for a run that is resumed with other pairs, by --allow-config-change."""
+    resumption = context.resumption
+    if resumption is None or resumption.checkpoint is None:
+        return True
+    return bool(resumption.checkpoint.state().get("data_fingerprint") == components.recorded["data_fingerprint"])
 
 
 def _rebuilt(

@@ -188,9 +188,12 @@ def _by_source(components: Components, references: dict[str, References], split:
 
 
 def read_references(store: ReferenceStore, components: Components, world: World) -> dict[str, References] | None:
-    """The values of a store that is complete, on every rank."""
+    """The values of a store that has those of all pairs that are used, on every rank. Others are missing after
+    --allow-config-change, for example with more eval_batches."""
     counts = _counts(components)
     found = world.control.on_rank0(lambda: store.read(counts))
+    if found is not None and not _is_complete(components, found):
+        return None
     if found is not None:
         log("DATA", f"reference log-probabilities of {plural(sum(counts.values()), 'pair')} from {store.path}")
     return found
@@ -233,6 +236,19 @@ def compute_references(
     seconds = time.monotonic() - started
     log("DATA", f"reference log-probabilities of {plural(_known(found) - before, 'pair')} in {seconds:.1f} s")
     return found
+
+
+def _is_complete(components: Components, values: dict[str, References]) -> bool:
+    for split, sources in _batches(components).items():
+        for batches, found in zip(sources, _by_source(components, values, split), strict=True):
+            if not np.isfinite(found[_used(batches)]).all():
+                return False
+    return True
+
+
+def _used(batches: PairEvalBatches) -> list[int]:
+    """The pairs of all batches, as indexes in the store."""
+    return [pair for index in range(len(batches)) for pair in batches.samples.pairs_of(batches.samples_of(index))]
 
 
 def _known(values: dict[str, References]) -> int:
@@ -320,7 +336,7 @@ def _compute_source(
 
 
 def _check_finite(values: References, batches: PairEvalBatches) -> None:
-    used = np.concatenate([batches.samples.pairs_of(batches.samples_of(index)) for index in range(len(batches))])
+    used = np.array(_used(batches))
     bad = used[~np.isfinite(values[used]).all(axis=1)]
     if len(bad):
         file, number = batches.samples.store.location(int(bad[0]))
