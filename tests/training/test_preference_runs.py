@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +58,7 @@ def first_loss(run: Path) -> float:
 
 
 @pytest.mark.parametrize("lora", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_supervised_then_dpo_is_two_commands(train: Train, workdir: Path, lora: bool) -> None:
+def test_supervised_then_dpo_is_two_commands(train: Train, cli: Any, workdir: Path, lora: bool) -> None:
     """The reference is the model as it was fine-tuned, and not its base: the first loss is ln 2. If the reference is
     lost, a resumed run computes it from the run it started from, and ends with the same bits."""
     model = {} if lora else {"model__lora": "null"}
@@ -65,6 +66,12 @@ def test_supervised_then_dpo_is_two_commands(train: Train, workdir: Path, lora: 
     done = train("-c", "dpo.yaml", "--from", "sft", output__run_id="tuned", **model)
     assert done.code == 0, done.err
     assert first_loss(workdir / "runs" / "tuned") == pytest.approx(LN_2, abs=1e-6)
+    shown = cli("runs", "show", "tuned")
+    assert "objective     dpo, beta 0.1, label_smoothing 0, from sft at step 4" in shown.out
+    assert re.search(r"pairs +validation accuracy .*%, margin .*, logps_chosen -.*, logps_rejected -.*, kl ", shown.out)
+    compared = cli("runs", "compare", "sft", "tuned")
+    assert "objectives differ (next_token, dpo)" in compared.out
+    assert "Best" not in compared.out
     # From the config of the first run, with changes alone
     changes = {"data__name": "preference_jsonl", "data__train_file": "pairs.jsonl", "data__val_file": "val.jsonl"}
     same = train("--from", "sft", output__run_id="same", trainer__objective__name="dpo", **changes)
@@ -220,8 +227,7 @@ def test_pairs_without_a_reference_get_one_on_resume(train: Train, workdir: Path
     shutil.rmtree(workdir / "cache" / "references")
     again = train("--resume", "again", "--allow-config-change", trainer__max_steps=2)
     assert again.code == 0, again.err
-    losses = [list(read_metrics(workdir / "runs" / run / "metrics.jsonl"))[-1]["val/loss"] for run in ("other", "again")]
-    assert losses[0] == losses[1]
+    assert other.json["final_val_loss"] == again.json["final_val_loss"]
 
 
 def test_full_disk_does_not_stop_the_run(train: Train, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,7 @@ data:
   log_every_steps: 5
   eval_every_steps: {often}
   save_every_steps: {often}
+  # eval_prompts: ["What is a symphony?"]  # answered at every evaluation: samples/ in the run, and its report
 """
 _PREFERENCES = """\
 model:
@@ -89,6 +90,7 @@ trainer:
   log_every_steps: 5
   eval_every_steps: {often}
   save_every_steps: {often}
+  # eval_prompts: ["What is a symphony?"]  # answered at every evaluation: samples/ in the run, and its report
 """
 _EXAMPLE_DATA = """\
   name: {kind}

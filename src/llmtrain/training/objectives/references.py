@@ -39,6 +39,7 @@ from llmtrain.distributed.world import World
 from llmtrain.errors import Interrupted, TrainingFailed
 from llmtrain.models.base import evaluating
 from llmtrain.models.group_losses import Groups
+from llmtrain.runs.progress_lines import duration_text
 from llmtrain.training.components import Components
 from llmtrain.training.model_handle import ModelHandle
 
@@ -314,7 +315,7 @@ def _compute_source(
     pairs = [batches.samples.pairs_of(batches.samples_of(index)) for index in range(len(batches))]
     missing = [index for index, each in enumerate(pairs) if not np.isfinite(values[each]).all()]
     done = len(pairs) - len(missing)
-    logged = time.monotonic()
+    began = logged = time.monotonic()
     with evaluating(model.parallel.module):
         for first in range(0, len(missing), world.world_size):
             if stop():
@@ -329,7 +330,10 @@ def _compute_source(
             done += len(round_)
             parts.save_if_due()
             inject_fault("reference", done)
-            text = f"reference log-probabilities, {split}: {done:,} of {len(pairs):,} batches"
+            computed = first + len(round_)
+            left = (time.monotonic() - began) / computed * (len(missing) - computed)
+            progress = f"{done:,} of {len(pairs):,} batches | {duration_text(left)} left"
+            text = f"reference log-probabilities, {split}: {progress}"
             if not detail(text) and time.monotonic() - logged > PROGRESS_SEC:
                 logged = time.monotonic()
                 log("DATA", text)
