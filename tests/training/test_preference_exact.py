@@ -10,6 +10,7 @@ from typing import Any
 import fault_harness as harness
 import numpy as np
 import pytest
+from fault_harness import RUN_ID
 from safetensors import safe_open
 from safetensors.numpy import load_file, save
 from test_fine_tune_faults import (
@@ -25,6 +26,7 @@ from test_fine_tune_faults import (
     trained,
 )
 
+from llmtrain.config.load import load_config
 from llmtrain.config.mixture import MixtureSection, SourceSection
 from llmtrain.config.schema import Config
 from llmtrain.errors import ExitCode
@@ -226,6 +228,7 @@ def test_references_continue_after_a_kill(
     first = train(config, size, before=before, fault=f"reference:4:0:{end}")[0]
     assert first.code == (-9 if end == "kill" else ExitCode.INTERRUPTED), first.output
     assert "set model.lora.dropout to 0" in first.output
+    assert load_config(str(run_dir(config) / "config.yaml")).output.run_id == RUN_ID, "resumed without --config"
     if end == "term":
         assert "--resume" in first.error["remedy"]
     assert names_in_store(config) == ["partial.safetensors"]
