@@ -147,7 +147,7 @@ def compare(options: argparse.Namespace) -> None:
             write_llama(directory)
             options.model = directory / "model"
             options.pairs = directory / "pairs.jsonl"
-        for is_lora in (True, False):
+        for is_lora in {"lora": (True,), "all": (False,)}.get(options.only, (True, False)):
             config = write_config(directory, options, is_lora)
             ratios: dict[str, list[float]] = {"seconds_per_token": [], "cpu_seconds_per_token": [], "memory": []}
             for number in range(options.rounds):
@@ -174,6 +174,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--block-size", type=int, default=256)
     parser.add_argument("--micro-batch-size", type=int, default=2)
+    parser.add_argument("--only", choices=["lora", "all"], help="with LoRA, or with all weights; default: both")
     parser.add_argument("--side", choices=["sft", "dpo"])
     parser.add_argument("--config")
     options = parser.parse_args()

@@ -221,7 +221,7 @@ def test_called_tools_are_written_by_the_template(load: Load, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("bad", [{"prompt": "U", "chosen": "A", "rejected": "A"}, "{", {"prompt": "x"}])
-def test_bad_pair_is_an_error_or_skipped(load: Load, bad: Any) -> None:
+def test_bad_pair_is_an_error_or_skipped(load: Load, bad: Any, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(DataError, match=r"train\.jsonl, line 2: ") as caught:
         load([SPELLINGS["text"], bad]).prepare(1)
     assert "data.on_bad_example" in (caught.value.remedy or "")
@@ -229,6 +229,8 @@ def test_bad_pair_is_an_error_or_skipped(load: Load, bad: Any) -> None:
     assert isinstance(prepared.train, PairStore)
     assert prepared.train.pair_count == 2
     assert prepared.train.location(1)[1] == 3
+    assert "train.jsonl was dropped; the first is line 2: " in caplog.text
+    assert "1 of 3 pairs of " in caplog.text
 
 
 def test_pair_longer_than_the_context_is_an_error_or_skipped(load: Load) -> None:

@@ -154,6 +154,7 @@ def test_objective_may_be_a_plugin(train: Train, workdir: Path) -> None:
         ({"trainer__objective__name": "dpoo"}, "Did you mean 'dpo'"),
         ({"trainer__objective": "dpo"}, "trainer.objective.name"),
         ({"trainer__objective__beta": 0}, "above 0"),
+        ({"trainer__objective__beta": 1e3}, "at most 100"),
         ({"data__name": "chat_jsonl"}, "data.name to preference_jsonl"),
         ({"data__truncation": "right"}, "data.truncation only applies to"),
     ],

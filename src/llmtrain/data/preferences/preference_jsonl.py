@@ -23,6 +23,7 @@ class PreferenceJsonl(JsonExamples):
     """The segments of an example are the prompt, the chosen and the rejected answer."""
 
     config: PreferenceJsonlSection
+    noun = "pair"
 
     def segments(self, record: dict[str, Any]) -> list[Segment]:
         pair = read_pair(record)
