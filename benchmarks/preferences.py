@@ -5,7 +5,7 @@
 
 Both sides train on the same batches, which have both answers of every pair: the supervised side with the loss of all
 answer tokens. Each runs in a process of its own, with LoRA and with all weights. The reference log-probabilities are
-computed before the first step; their time is printed apart.
+computed before the first step; their time is printed apart. While other programs run, read the ratio of CPU time.
 """
 
 import argparse
@@ -68,21 +68,28 @@ def measure_side(options: argparse.Namespace) -> dict[str, float]:
     if world.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     tokens = 0
-    began = 0.0
+    began = cpu_began = 0.0
     for step in range(options.steps):
         if step == WARM_UP_STEPS:
             began = time.perf_counter()
+            cpu_began = time.process_time()
             tokens = 0
         batch = components.train_batches[step % components.train_batches.steps_in(1)]
         items = components.objective.items(batch)
         result = stepper.train_step(step, [batch], 0, TokenCounts(batch.target_count, batch.token_count, items))
         result.losses.sum().item()  # waits for the GPU
         tokens += batch.token_count
+    seconds = time.perf_counter() - began
+    cpu_seconds = time.process_time() - cpu_began
     memory = float(peak_memory_bytes(world.device))
     if world.device.type != "cuda":
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-    seconds = time.perf_counter() - began
-    return {"seconds_per_token": seconds / tokens, "memory": memory, "reference_seconds": reference_seconds}
+    return {
+        "seconds_per_token": seconds / tokens,
+        "cpu_seconds_per_token": cpu_seconds / tokens,
+        "memory": memory,
+        "reference_seconds": reference_seconds,
+    }
 
 
 def write_config(directory: Path, options: argparse.Namespace, is_lora: bool) -> Path:
@@ -140,22 +147,22 @@ def compare(options: argparse.Namespace) -> None:
             write_llama(directory)
             options.model = directory / "model"
             options.pairs = directory / "pairs.jsonl"
-        for is_lora in (True, False):
+        for is_lora in {"lora": (True,), "all": (False,)}.get(options.only, (True, False)):
             config = write_config(directory, options, is_lora)
-            times = []
-            memory = []
+            ratios: dict[str, list[float]] = {"seconds_per_token": [], "cpu_seconds_per_token": [], "memory": []}
             for number in range(options.rounds):
                 sides = {side: measure(side, config, options.steps) for side in ("sft", "dpo")}
-                times.append(sides["dpo"]["seconds_per_token"] / sides["sft"]["seconds_per_token"])
-                memory.append(sides["dpo"]["memory"] / sides["sft"]["memory"])
+                for name, values in ratios.items():
+                    values.append(sides["dpo"][name] / sides["sft"][name])
                 shown = "; ".join(
                     f"{side} {1 / each['seconds_per_token']:,.0f} tokens/s, {each['memory'] / 1e9:.2f} GB"
                     for side, each in sides.items()
                 )
                 print(f"round {number + 1}: {shown}; references {sides['dpo']['reference_seconds']:.1f} s", flush=True)
             kind = "LoRA" if is_lora else "all weights"
-            medians = f"time per token {statistics.median(times):.3f}, memory {statistics.median(memory):.3f}"
-            print(f"{kind}: ratio of {medians}")
+            time_ratio, cpu_ratio, memory_ratio = (statistics.median(values) for values in ratios.values())
+            times = f"time per token {time_ratio:.3f} (CPU time {cpu_ratio:.3f})"
+            print(f"{kind}: ratio of {times}, memory {memory_ratio:.3f}", flush=True)
 
 
 def main() -> None:
@@ -167,6 +174,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--block-size", type=int, default=256)
     parser.add_argument("--micro-batch-size", type=int, default=2)
+    parser.add_argument("--only", choices=["lora", "all"], help="with LoRA, or with all weights; default: both")
     parser.add_argument("--side", choices=["sft", "dpo"])
     parser.add_argument("--config")
     options = parser.parse_args()

@@ -134,6 +134,13 @@ class TestInit:
         assert (config.data.name, config.data.train_file) == ("preference_jsonl", "pairs.jsonl")
         assert config.trainer.objective.name == "dpo"
         assert config.model.block_size == 128
+        assert config.data.val_fraction == 0.05
+
+    def test_a_larger_share_of_few_pairs_is_held_out(self, cli, workdir: Path) -> None:
+        make_pairs(workdir / "pairs.jsonl", 30)
+        assert cli("init", "--preferences", "pairs.jsonl").code == 0
+        assert load_config("my.yaml").data.val_fraction == 0.2
+        assert "only 6:" in (workdir / "my.yaml").read_text()
 
     @pytest.mark.parametrize(("counts", "is_packed"), [((30, 10), False), ((3000, 1000), True)])
     def test_files_of_pairs_become_a_mixture(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from llmtrain.commands.train import _longer
 from llmtrain.config.load import load_config
 
 TRAIN_KEYS = {
@@ -20,6 +21,24 @@ TRAIN_KEYS = {
     "tokens_per_second",
     "state_sha256",
 }
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "max_epochs", "steps", "epochs", "options"),
+    [
+        (6, None, 6, 0, "--set trainer.max_steps=12"),
+        (None, 2, 8, 2, "--set trainer.max_epochs=4"),
+        (6, 4, 6, 1, "--set trainer.max_steps=12"),
+        (90, 2, 8, 2, "--set trainer.max_epochs=4"),
+        (8, 2, 8, 2, "--set trainer.max_steps=16 --set trainer.max_epochs=4"),
+        (90, 9, 8, 2, "--set trainer.max_epochs=18"),  # stopped early
+    ],
+)
+def test_hint_raises_the_limit_that_ended_the_run(
+    max_steps: int | None, max_epochs: int | None, steps: int, epochs: int, options: str
+) -> None:
+    wanted = {"max_steps": max_steps, "max_epochs": max_epochs}
+    assert _longer({"wanted": wanted, "steps": steps, "epochs": epochs}) == options
 
 
 class TestTrain:

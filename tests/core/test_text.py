@@ -14,6 +14,7 @@ def test_format_bytes(count: float, text: str) -> None:
 
 def test_plural() -> None:
     assert [plural(1, "process"), plural(2, "process"), plural(2, "core")] == ["1 process", "2 processes", "2 cores"]
+    assert [plural(2, "epoch"), plural(2, "micro-batch")] == ["2 epochs", "2 micro-batches"]
 
 
 def test_one_line_collapses_whitespace_and_cuts() -> None:

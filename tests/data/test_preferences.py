@@ -32,6 +32,7 @@ SPELLINGS: dict[str, dict[str, Any]] = {
     "conversations": {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
     "UltraFeedback": {"prompt": "U", "chosen": [USER, GOOD], "rejected": [USER, BAD], "messages": [USER, GOOD]},
     "axolotl intel": {"question": "U", "chosen": "A", "rejected": "B"},
+    "axolotl icr": {"input": "U", "chosen": "A", "rejected": "B"},
     "axolotl argilla": {"instruction": "U", "chosen_response": "A", "rejected_response": "B"},
     "axolotl chat_template": {"messages": [USER], "chosen": GOOD, "rejected": BAD},
     "LLaMA-Factory alpaca": {"instruction": "U", "input": "", "chosen": "A", "rejected": "B"},
@@ -53,7 +54,7 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 def test_spelling_is_recognized(name: str) -> None:
     found = read_pair(SPELLINGS[name])
     assert found.prompt == [USER]
-    assert (found.chosen, found.rejected) == ("A", "B")
+    assert [found.chosen, found.rejected] == [GOOD, BAD]
 
 
 def test_system_history_and_input_are_part_of_the_prompt() -> None:
@@ -61,9 +62,29 @@ def test_system_history_and_input_are_part_of_the_prompt() -> None:
     assert read_pair({"system": "S", "prompt": "U", **answers}).prompt == [SYSTEM, USER]
     earlier = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     assert read_pair({"history": [["q", "a"]], "instruction": "U", **answers}).prompt == [*earlier, USER]
+    assert read_pair({"system": "S", "input": "U", **answers}).prompt == [SYSTEM, USER]
     together = read_pair({"instruction": "U", "input": "I", **answers}).prompt
     assert together == [{"role": "user", "content": "U\n\nI"}]
+    assert read_pair({"instruction": "", "input": "U", **answers}).prompt == [USER]
     assert read_pair({"chosen": "U A", "rejected": "U B"}).prompt is None
+
+
+def test_tool_calls_belong_to_prompt_and_answers() -> None:
+    """Of TRL, where the content of a call is null, and LLaMA-Factory's turns."""
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]
+    call = {"role": "assistant", "content": "", "tool_calls": calls}
+    result = {"role": "tool", "content": "3"}
+    prompt = [USER, {**call, "content": None}, result]
+    assert read_pair({"prompt": prompt, "chosen": [GOOD], "rejected": [BAD]}).prompt == [USER, call, result]
+    turns = [
+        {"from": "human", "value": "U"},
+        {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
+        {"from": "observation", "value": "3"},
+    ]
+    answers = {"chosen": {"from": "gpt", "value": "A"}, "rejected": {"from": "gpt", "value": "B"}}
+    assert read_pair({"conversations": turns, **answers}).prompt == [USER, call, result]
+    found = read_pair({"prompt": [USER], "chosen": [{**call, "content": None}], "rejected": [BAD]})
+    assert [found.chosen, found.rejected] == [call, BAD]
 
 
 BAD_PAIRS = [
@@ -81,6 +102,8 @@ BAD_PAIRS = [
     ({"prompt": "U", "chosen": "\ud800", "rejected": "A"}, "surrogate"),
     ({"prompt": 5, "chosen": "A", "rejected": "B"}, "'prompt' must be text"),
     ({"prompt": "U", "chosen": "A", "rejected": "B", "tools": "{"}, "'tools' must be"),
+    ({"question_text": "U", "chosen": "A", "rejected": "B"}, "no prompt, .* begin differently; .*'question_text'"),
+    ({"conversations": [{"from": "function_call", "value": "{"}], "chosen": "A", "rejected": "B"}, "'function_call'"),
     ({"history": [["q"]], "prompt": "U", "chosen": "A", "rejected": "B"}, "'history' must be"),
 ]
 
@@ -184,8 +207,21 @@ def test_tools_are_passed_to_the_template(load: Load, tmp_path: Path) -> None:
     assert texts(dataset)[0][0] == "cat: U"
 
 
+def test_called_tools_are_written_by_the_template(load: Load, tmp_path: Path) -> None:
+    template = (
+        "{% for message in messages %}{{ message['content'] }}"
+        "{% for call in message['tool_calls'] or [] %}<{{ call['function']['name'] }}>{% endfor %}{% endfor %}"
+    )
+    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "cat"}}]}
+    dataset = load([{"prompt": [USER], "chosen": [call], "rejected": [{**call, "tool_calls": None, "content": "B"}]}])
+    (tmp_path / "tokenizer" / "chat_template.jinja").write_text(template)
+    assert [found[2] for found in texts(dataset)] == ["U<cat>", "UB"]
+    with pytest.raises(DataError, match="calls tools"):
+        load([{"prompt": [USER], "chosen": [call], "rejected": [BAD]}], prompt_format="plain").prepare(1)
+
+
 @pytest.mark.parametrize("bad", [{"prompt": "U", "chosen": "A", "rejected": "A"}, "{", {"prompt": "x"}])
-def test_bad_pair_is_an_error_or_skipped(load: Load, bad: Any) -> None:
+def test_bad_pair_is_an_error_or_skipped(load: Load, bad: Any, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(DataError, match=r"train\.jsonl, line 2: ") as caught:
         load([SPELLINGS["text"], bad]).prepare(1)
     assert "data.on_bad_example" in (caught.value.remedy or "")
@@ -193,6 +229,8 @@ def test_bad_pair_is_an_error_or_skipped(load: Load, bad: Any) -> None:
     assert isinstance(prepared.train, PairStore)
     assert prepared.train.pair_count == 2
     assert prepared.train.location(1)[1] == 3
+    assert "train.jsonl was dropped; the first is line 2: " in caplog.text
+    assert "1 of 3 pairs of " in caplog.text
 
 
 def test_pair_longer_than_the_context_is_an_error_or_skipped(load: Load) -> None:
@@ -205,7 +243,7 @@ def test_pair_longer_than_the_context_is_an_error_or_skipped(load: Load) -> None
     assert "data.on_bad_example" in (caught.value.remedy or "")
     skipping = PreferenceJsonlSection(train_file="x", on_bad_example="skip")
     assert select_pairs(prepared.train, skipping, 40, "training").tolist() == [0]
-    with pytest.raises(DataError, match="None of the 3 training pairs"):
+    with pytest.raises(DataError, match=r"None of the 3 training pairs .*: they need \d+ to \d+"):
         select_pairs(prepared.train, skipping, 4, "training")
 
 
@@ -277,6 +315,17 @@ def test_store_is_reused_until_the_data_changes(load: Load, tmp_path: Path) -> N
     assert load().prepare(1).fingerprint == first.fingerprint
     assert len(list((tmp_path / "cache" / "tokens").glob("*/meta.json"))) == 1
     assert load([SPELLINGS["text"], SPELLINGS["axolotl intel"]]).prepare(1).fingerprint != first.fingerprint
+
+
+def test_pairs_of_a_dataset_directory(tmp_path: Path) -> None:
+    make_pairs(tmp_path / "pairs" / "train.jsonl", 5)
+    make_pairs(tmp_path / "pairs" / "test.jsonl", 2, first=100)
+    section = PreferenceJsonlSection(
+        dataset_name=str(tmp_path / "pairs"), val_split="test", cache_dir=str(tmp_path / "cache"), tokenizer="byte"
+    )
+    prepared = PreferenceJsonl(section, 1).prepare(1)
+    found = [split.pair_count for split in (prepared.train, prepared.val) if isinstance(split, PairStore)]
+    assert found == [5, 2]
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "char"])

@@ -10,6 +10,7 @@ from typing import Any
 import fault_harness as harness
 import numpy as np
 import pytest
+from fault_harness import RUN_ID
 from safetensors import safe_open
 from safetensors.numpy import load_file, save
 from test_fine_tune_faults import (
@@ -25,6 +26,7 @@ from test_fine_tune_faults import (
     trained,
 )
 
+from llmtrain.config.load import load_config
 from llmtrain.config.mixture import MixtureSection, SourceSection
 from llmtrain.config.schema import Config
 from llmtrain.errors import ExitCode
@@ -225,6 +227,8 @@ def test_references_continue_after_a_kill(
     before = save_each_part if end == "kill" else None
     first = train(config, size, before=before, fault=f"reference:4:0:{end}")[0]
     assert first.code == (-9 if end == "kill" else ExitCode.INTERRUPTED), first.output
+    assert "set model.lora.dropout to 0" in first.output
+    assert load_config(str(run_dir(config) / "config.yaml")).output.run_id == RUN_ID, "resumed without --config"
     if end == "term":
         assert "--resume" in first.error["remedy"]
     assert names_in_store(config) == ["partial.safetensors"]
@@ -289,6 +293,24 @@ def test_other_runs_are_bit_exact(make: MakeConfig, changes: dict[str, Any]) -> 
         config = make(**changes)
         assert fine_tuned(config, trained(config, size)) == expected
     config = make(**changes)
+    (ended,) = train(config, fault="after_optimizer:3:0:kill")
+    assert ended.code == -9
+    resume_and_check(config, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "changes", [{"model__lora": {"rank": 4, "alpha": 8.0}}, {"model__lora": None}, GPT], ids=["lora", "full", "gpt"]
+)
+def test_compiled_run_has_the_same_loss_and_resumes_exactly(make: MakeConfig, changes: dict[str, Any]) -> None:
+    plain = make(**changes)
+    trained(plain)
+    compiled = make(trainer__compile=True, **changes)
+    expected = fine_tuned(compiled, trained(compiled))
+    assert losses(compiled) == pytest.approx(losses(plain), rel=1e-3)
+
+    config = make(trainer__compile=True, **changes)
     (ended,) = train(config, fault="after_optimizer:3:0:kill")
     assert ended.code == -9
     resume_and_check(config, expected)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from llmtrain.models import losses as losses_module
 from llmtrain.training.components import Components, build_components, build_objective
 from llmtrain.training.model_handle import ModelHandle, build_model
 from llmtrain.training.objectives.preference import Answers, PreferenceObjective
-from llmtrain.training.objectives.references import compute_references, with_references
+from llmtrain.training.objectives.references import compute_references, identify_reference, with_references
 from preference_data import make_pairs, preference_config
 from tiny_llama import make_model
 
@@ -278,6 +278,24 @@ def test_log_probabilities_are_those_of_transformers(make: Make) -> None:
             scores = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
         each = scores.gather(1, ids[1:, None]).squeeze(1)
         assert references[answer // 2, answer % 2] == pytest.approx(float(each[is_answer[1:]].sum()), rel=1e-5)
+
+
+def test_key_of_the_references_covers_what_determines_them(make: Make) -> None:
+    def key(loaded: Loaded, **recorded: Any) -> str:
+        components = replace(loaded.components, recorded={**loaded.components.recorded, **recorded})
+        return identify_reference(components, loaded.model, WORLD, threads=1).key
+
+    loaded = make()
+    first = key(loaded)
+    assert key(make(trainer__objective={"name": "ipo", "beta": 0.5}, trainer__lr=1.0)) == first
+    # The fingerprint of the data is one of the pairs, the tokenizer and the chat template.
+    names = ("base_sha256", "data_fingerprint", "tokenizer_sha256", "numerics", "precision", "device", "architecture")
+    others = [key(loaded, **{name: "another"}) for name in names]
+    others += [key(make(**UNPACKED)), key(make(size=2))]
+    others.append(key(make({**loaded.components.recorded["config"]["model"], "block_size": 48})))
+    loaded.move()
+    others.append(key(loaded))
+    assert len({first, *others}) == 1 + len(others)
 
 
 def test_zero_weight_micro_batch_has_loss_and_gradient_zero(make: Make) -> None:

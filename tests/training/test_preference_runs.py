@@ -1,6 +1,8 @@
 """Preference tuning by the command line: after supervised fine-tuning, with an objective of one's own, and errors."""
 
 import json
+import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -56,7 +58,7 @@ def first_loss(run: Path) -> float:
 
 
 @pytest.mark.parametrize("lora", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_supervised_then_dpo_is_two_commands(train: Train, workdir: Path, lora: bool) -> None:
+def test_supervised_then_dpo_is_two_commands(train: Train, cli: Any, workdir: Path, lora: bool) -> None:
     """The reference is the model as it was fine-tuned, and not its base: the first loss is ln 2. If the reference is
     lost, a resumed run computes it from the run it started from, and ends with the same bits."""
     model = {} if lora else {"model__lora": "null"}
@@ -64,6 +66,12 @@ def test_supervised_then_dpo_is_two_commands(train: Train, workdir: Path, lora: 
     done = train("-c", "dpo.yaml", "--from", "sft", output__run_id="tuned", **model)
     assert done.code == 0, done.err
     assert first_loss(workdir / "runs" / "tuned") == pytest.approx(LN_2, abs=1e-6)
+    shown = cli("runs", "show", "tuned")
+    assert "objective     dpo, beta 0.1, label_smoothing 0, from sft at step 4" in shown.out
+    assert re.search(r"pairs +validation accuracy .*%, margin .*, logps_chosen -.*, logps_rejected -.*, kl ", shown.out)
+    compared = cli("runs", "compare", "sft", "tuned")
+    assert "objectives differ (next_token, dpo)" in compared.out
+    assert "Best" not in compared.out
     # From the config of the first run, with changes alone
     changes = {"data__name": "preference_jsonl", "data__train_file": "pairs.jsonl", "data__val_file": "val.jsonl"}
     same = train("--from", "sft", output__run_id="same", trainer__objective__name="dpo", **changes)
@@ -146,6 +154,7 @@ def test_objective_may_be_a_plugin(train: Train, workdir: Path) -> None:
         ({"trainer__objective__name": "dpoo"}, "Did you mean 'dpo'"),
         ({"trainer__objective": "dpo"}, "trainer.objective.name"),
         ({"trainer__objective__beta": 0}, "above 0"),
+        ({"trainer__objective__beta": 1e3}, "at most 100"),
         ({"data__name": "chat_jsonl"}, "data.name to preference_jsonl"),
         ({"data__truncation": "right"}, "data.truncation only applies to"),
     ],
@@ -155,6 +164,15 @@ def test_config_that_does_not_fit_is_refused(train: Train, workdir: Path, change
     assert done.code == 64
     assert message in done.err
     assert not (workdir / "runs").exists()
+
+
+def test_four_bits_are_valid_and_need_a_gpu(train: Train, cli: Any) -> None:
+    done = cli("validate", "-c", "dpo.yaml", "--set", "model.lora.quantize=true")
+    assert done.code == 0, done.err
+    done = train("-c", "dpo.yaml", model__lora__quantize=True)
+    assert done.code == 64
+    assert "model.lora.quantize requires " in done.err  # bitsandbytes or a GPU
+    assert "Traceback" not in done.err
 
 
 def test_another_objective_has_its_own_defaults(train: Train, workdir: Path) -> None:
@@ -176,6 +194,41 @@ def test_dry_run_computes_the_loss_of_the_objective(train: Train) -> None:
     assert done.code == 0, done.err
     assert done.json["loss"] == pytest.approx(LN_2, abs=1e-6)
     assert done.json["plan"]["memory"] is not None
+
+
+def test_accuracy_decides_what_is_best_and_when_to_stop(train: Train, workdir: Path) -> None:
+    """Of 3 pairs it can rise three times: then an evaluation without improvement ends the run."""
+    often = {"trainer__eval_every_steps": 1, "trainer__max_steps": 8, "trainer__early_stopping_patience": 1}
+    done = train("-c", "dpo.yaml", output__run_id="best", trainer__best_metric="val/accuracy", **often)
+    assert done.code == 0, done.err
+    assert done.json["stopped_early"]
+    rows = list(read_metrics(workdir / "runs" / "best" / "metrics.jsonl"))
+    accuracies = {row["step"]: row["val/accuracy"] for row in rows if "val/accuracy" in row}
+    best = CheckpointStore(workdir / "runs" / "best" / "checkpoints").best()
+    assert best is not None
+    assert best.step == max(accuracies, key=lambda step: (accuracies[step], -step))
+
+
+@pytest.mark.slow
+def test_pairs_without_a_reference_get_one_on_resume(train: Train, workdir: Path) -> None:
+    """More validation batches, or other pairs of the same number: the values of the first start are not theirs."""
+    for run in ("more", "other", "again"):
+        first = {"trainer__eval_batches": 1, "trainer__max_steps": 1, "data__packing": False}
+        start = train("-c", "dpo.yaml", output__run_id=run, **first)
+        assert start.code == 0, start.err
+    more = train("--resume", "more", "--allow-config-change", trainer__eval_batches=3, trainer__max_steps=2)
+    assert more.code == 0, more.err
+    assert "are computed again" in more.err
+    assert math.isfinite(more.json["final_val_loss"])
+
+    make_pairs(workdir / "pairs.jsonl", 12, first=200)
+    other = train("--resume", "other", "--allow-config-change", trainer__max_steps=2)
+    assert other.code == 0, other.err
+    assert "are computed again" in other.err
+    shutil.rmtree(workdir / "cache" / "references")
+    again = train("--resume", "again", "--allow-config-change", trainer__max_steps=2)
+    assert again.code == 0, again.err
+    assert other.json["final_val_loss"] == again.json["final_val_loss"]
 
 
 def test_full_disk_does_not_stop_the_run(train: Train, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

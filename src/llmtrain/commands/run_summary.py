@@ -27,9 +27,11 @@ def summary_lines(value: Row, cost: RunCost | None, predicted: Prediction | None
         "status": value["status"],
         "step": f"{value['step']} of {plain(value['max_steps'])}",
         "loss": f"train {loss_text(value['train_loss'])}, validation {loss_text(value['val_loss'])}",
+        "pairs": _pairs(value["pairs"]),
         "best": _best(value),
         "model": _model(value),
         "data": value["dataset"],
+        "objective": _objective(value),
         "trainer": _trainer(value),
         "speed": _speed(value),
         "memory": _memory(predicted, usage),
@@ -86,6 +88,30 @@ def _trainer(value: Row) -> str | None:
         parts.append((field, _part(value["config"], section).get(field)))
     parts.append(("seed", _part(value["config"], "run").get("seed")))
     return ", ".join(f"{field} {plain(setting)}" for field, setting in parts if setting is not None) or None
+
+
+def _objective(value: Row) -> str | None:
+    """`dpo, beta 0.1, label_smoothing 0, from sft at step 40`; None for next_token."""
+    objective = _part(_part(value["config"], "trainer"), "objective")
+    if objective.get("name") in (None, "next_token"):
+        return None
+    parts = [str(objective["name"])]
+    parts += [f"{name} {plain(setting)}" for name, setting in objective.items() if name != "name"]
+    origin = _part(value["meta"], "origin")
+    if origin:
+        parts.append(f"from {plain(origin.get('run_id'))} at step {plain(origin.get('step'))}")
+    return ", ".join(parts)
+
+
+def _pairs(metrics: Row | None) -> str | None:
+    """`validation accuracy 75.0%, margin 0.7570, logps_chosen -8.1, logps_rejected -20.3, kl 0.13`"""
+    if metrics is None:
+        return None
+    parts = [f"validation accuracy {metrics['accuracy']:.1%}"]
+    for name in ("margin", "logps_chosen", "logps_rejected", "kl"):
+        if metrics[name] is not None:
+            parts.append(f"{name} {metrics[name]:.4f}")
+    return ", ".join(parts)
 
 
 def _speed(value: Row) -> str | None:

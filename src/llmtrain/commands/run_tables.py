@@ -176,6 +176,9 @@ def _best_line(value: dict[str, Any]) -> list[str]:
     groups = value["groups"]
     if value["same_state"]:
         return []
+    objectives = dict.fromkeys(value["objectives"])
+    if len(objectives) > 1:
+        return [f"Their objectives differ ({', '.join(objectives)}), so the losses cannot be compared."]
     if best is None:
         only = groups[0]["best_val_loss"]
         if len(groups) > 1 or only["n"] < 2 or value["group_by"]:

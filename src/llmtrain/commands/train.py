@@ -262,16 +262,25 @@ def _next_steps(result: dict[str, Any]) -> list[str]:
     if directory.parent == Path(DEFAULT_ROOT):  # where the commands look for an id
         run = result["run_id"]
     run = shlex.quote(run)
-    length = f"trainer.max_steps={2 * result['steps']}"
-    epochs = result.get("wanted", {}).get("max_epochs")
-    if epochs:
-        length = f"trainer.max_epochs={2 * epochs}"
     return [
         "",
         f"use it      llmtrain generate {run}",
-        f"train more  llmtrain train --resume {run} --set {length}",
+        f"train more  llmtrain train --resume {run} {_longer(result)}",
         f"curves      {_where_curves_are(directory, result.get('tracking_uri'))}",
     ]
+
+
+def _longer(result: dict[str, Any]) -> str:
+    """The options that raise the limit, or both, at which the run has ended."""
+    wanted = result.get("wanted", {})
+    steps = wanted.get("max_steps")
+    epochs = wanted.get("max_epochs")
+    options = []
+    if not epochs or (steps and result["steps"] >= steps):
+        options.append(f"--set trainer.max_steps={2 * result['steps']}")
+    if epochs and (not options or result["epochs"] >= epochs):
+        options.append(f"--set trainer.max_epochs={2 * epochs}")
+    return " ".join(options)
 
 
 def _where_curves_are(directory: Path, tracking_uri: str | None) -> str:

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, JsonValue, Tag
 
-from llmtrain.config.section import PLUGIN_TAG, ClassName, NotNegative, Positive, Section, kind_tag
+from llmtrain.config.section import PLUGIN_TAG, ClassName, NotNegative, Section, kind_tag
 
 DEFAULT_OBJECTIVE = "next_token"
+Beta = Annotated[float, Field(gt=0, le=100)]
 
 
 class ObjectiveSection(Section):
@@ -31,7 +32,7 @@ class DpoSection(ObjectiveSection):
 
     name: Literal["dpo"]
     """Name of the objective."""
-    beta: Positive = 0.1
+    beta: Beta = 0.1
     """How far the model may move from the reference; a larger value keeps it closer."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Share of pairs that are assumed to be labeled the wrong way round (conservative DPO)."""
@@ -43,7 +44,7 @@ class IpoSection(ObjectiveSection):
 
     name: Literal["ipo"]
     """Name of the objective."""
-    beta: Positive = 0.1
+    beta: Beta = 0.1
     """The margin that is aimed at is 1 / (2 * beta)."""
 
 
@@ -53,7 +54,7 @@ class OrpoSection(ObjectiveSection):
 
     name: Literal["orpo"]
     """Name of the objective."""
-    beta: Positive = 0.1
+    beta: Beta = 0.1
     """Weight of the odds ratio."""
 
 
@@ -63,7 +64,7 @@ class SimpoSection(ObjectiveSection):
 
     name: Literal["simpo"]
     """Name of the objective."""
-    beta: Positive = 2.0
+    beta: Beta = 2.0
     """Scale of the difference."""
     gamma: NotNegative = 1.0
     """Margin by which the chosen answer should win."""

@@ -54,7 +54,7 @@ model:
 data:
 {data}trainer:
   max_epochs: {epochs}  # about {steps:,} steps
-  micro_batch_size: {micro_batch_size}  # lower it if memory runs out
+  micro_batch_size: {micro_batch_size}  # {if_memory} if memory runs out
   grad_accum_steps: {grad_accum_steps}  # micro-batches per optimizer step
   lr: 2.0e-4
   warmup_steps: {warmup}
@@ -62,6 +62,7 @@ data:
   log_every_steps: 5
   eval_every_steps: {often}
   save_every_steps: {often}
+  # eval_prompts: ["What is a symphony?"]  # answered at every evaluation: samples/ in the run, and its report
 """
 _PREFERENCES = """\
 model:
@@ -77,7 +78,7 @@ data:
     name: dpo  # or ipo, orpo, simpo: docs/fine-tuning.md
     beta: 0.1  # a larger one keeps the model closer to where it starts
   max_epochs: {epochs}  # about {steps:,} steps
-  micro_batch_size: {micro_batch_size}  # lower it if memory runs out
+  micro_batch_size: {micro_batch_size}  # {if_memory} if memory runs out
   grad_accum_steps: {grad_accum_steps}  # micro-batches per optimizer step
   lr: 5.0e-5
   warmup_steps: {warmup}
@@ -85,16 +86,17 @@ data:
   log_every_steps: 5
   eval_every_steps: {often}
   save_every_steps: {often}
+  # eval_prompts: ["What is a symphony?"]  # answered at every evaluation: samples/ in the run, and its report
 """
 _EXAMPLE_DATA = """\
   name: {kind}
   train_file: {file}
-{fields}{packing}  val_fraction: 0.05  # held out for validation; or set val_file
+{fields}{packing}  {validation}
 """
 _PAIR_DATA = """\
   name: preference_jsonl
   train_file: {file}
-{packing}  val_fraction: 0.05  # held out for validation; or set val_file
+{packing}  {validation}
   on_bad_example: skip  # error stops at the first pair that cannot be used
 """
 _TEXT_BLOCK_SIZES = (128, 64, 32, 16)
@@ -111,6 +113,7 @@ _MIN_EPOCH_STEPS = 20
 _PACKED_SHARE = 0.9
 """About this share of the positions of packed sequences has a token."""
 _LENGTH_MARGIN = 1.25
+_FEW_HELD_OUT = 10
 
 
 def preset_text(path: Path) -> str:
@@ -219,7 +222,10 @@ def _example_data(sources: list[ExampleSource], packing: str) -> str:
         return _mixed_examples(sources, packing, "examples")
     source = sources[0]
     lines = "".join(f"  {field}: {_flow(value)}\n" for field, value in source.fields.items())
-    return _EXAMPLE_DATA.format(kind=source.kind, file=_flow(source.file), fields=lines, packing=packing)
+    validation = _validation(source.sizes.examples)
+    return _EXAMPLE_DATA.format(
+        kind=source.kind, file=_flow(source.file), fields=lines, packing=packing, validation=validation
+    )
 
 
 def preferences_config(sources: list[ExampleSource], path: str) -> str:
@@ -231,7 +237,8 @@ def preferences_config(sources: list[ExampleSource], path: str) -> str:
     if len(sources) > 1:
         data = _mixed_examples(sources, packing, "pairs")
     else:
-        data = _PAIR_DATA.format(file=_flow(sources[0].file), packing=packing)
+        validation = _validation(sources[0].sizes.examples)
+        data = _PAIR_DATA.format(file=_flow(sources[0].file), packing=packing, validation=validation)
     return head + _PREFERENCES.format(data=data, **values)
 
 
@@ -251,12 +258,27 @@ def _mixed_examples(sources: list[ExampleSource], packing: str, unit: str) -> st
     return _SOURCES.format(unit=shares, sources=_source_lines(rows, sizes))
 
 
+def _val_fraction(examples: int) -> float:
+    """A few examples are too few to validate on, so a larger share of few is held out."""
+    if examples >= 200:
+        return 0.05
+    return 0.1 if examples >= 100 else 0.2
+
+
+def _validation(examples: int) -> str:
+    """The field that holds out examples for validation, with a comment."""
+    fraction = _val_fraction(examples)
+    held_out = max(1, round(fraction * examples))
+    few = f" (only {held_out}: differences between runs mean little)" if held_out < _FEW_HELD_OUT else ""
+    return f"val_fraction: {fraction}  # held out for validation{few}; or set val_file"
+
+
 def _training_values(sizes: ExampleSizes, answers: int = 1) -> dict[str, Any]:
     """Length, batch and number of epochs with which this much data trains for a useful number of steps. `answers`: of
     an example, each with a context of its own."""
     fitting = [length for length in _EXAMPLE_BLOCK_SIZES if length >= _LENGTH_MARGIN * sizes.long_tokens]
     block_size = min(fitting, default=max(_EXAMPLE_BLOCK_SIZES))
-    training = max(1, int(sizes.examples * 0.95))  # val_fraction in _EXAMPLES holds out the others
+    training = max(1, int(sizes.examples * (1 - _val_fraction(sizes.examples))))
     positions = answers * block_size  # of a sequence
     packed = round(training * sizes.mean_tokens / (_PACKED_SHARE * positions))
     sequences = packed
@@ -277,6 +299,7 @@ def _training_values(sizes: ExampleSizes, answers: int = 1) -> dict[str, Any]:
         "epochs": epochs,
         "steps": steps,
         "micro_batch_size": micro_batch_size,
+        "if_memory": "lower it" if micro_batch_size > 1 else "the least; lower block_size",
         "grad_accum_steps": batch // micro_batch_size,
         "warmup": min(20, steps // 20),
         "often": max(5, steps // 4),

@@ -11,10 +11,10 @@ def one_line(value: object, limit: int | None = None) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 thread`, `2 threads`, `2 processes`, `2 micro-batches`"""
+    """`1 thread`, `2 epochs`, `2 processes`, `2 micro-batches`"""
     if count == 1:
         return f"1 {noun}"
-    ending = "es" if noun.endswith(("s", "ch")) else "s"
+    ending = "es" if noun.endswith(("s", "tch")) else "s"
     return f"{count:,} {noun}{ending}"
 
 

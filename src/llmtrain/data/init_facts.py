@@ -1,5 +1,6 @@
 """What `llmtrain init` finds out about files: the column of the text, the format of examples, and how much there is."""
 
+import json
 from collections.abc import Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -13,6 +14,7 @@ from llmtrain.data.records.csv_rows import CsvRows
 from llmtrain.data.records.open_file import has_records, open_records
 from llmtrain.data.records.usable import UsableRecords, field_names
 from llmtrain.data.text.documents import DocumentReader, find_text_column
+from llmtrain.data.tokenizers.chat_template import Message
 from llmtrain.errors import DataError, UsageError
 
 _ENOUGH_BYTES = 1 << 20
@@ -136,9 +138,16 @@ def measure_pairs(file: RecordFile) -> ExampleSizes:
 def _tokens_of_pair(record: dict[str, Any]) -> tuple[float, float]:
     """About the tokens of the chosen and the rejected answer, each with the prompt."""
     pair = read_pair(record)
-    prompt = sum(_bytes(message["content"]) for message in pair.prompt or ())
-    chosen, rejected = (prompt + _bytes(answer) for answer in (pair.chosen, pair.rejected))
+    prompt = sum(map(_message_bytes, pair.prompt or ()))
+    if pair.tools:
+        prompt += _bytes(json.dumps(pair.tools))
+    chosen, rejected = (prompt + _message_bytes(answer) for answer in (pair.chosen, pair.rejected))
     return chosen / _BYTES_PER_TOKEN + _TEMPLATE_TOKENS, rejected / _BYTES_PER_TOKEN + _TEMPLATE_TOKENS
+
+
+def _message_bytes(message: Message) -> int:
+    calls = message.get("tool_calls")
+    return _bytes(message["content"]) + (_bytes(json.dumps(calls)) if calls else 0)
 
 
 def _bytes(text: str) -> int:

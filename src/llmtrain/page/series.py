@@ -29,6 +29,9 @@ TRAIN = (
     "train/margin",
     "train/logps_chosen",
     "train/logps_rejected",
+    "train/rewards_chosen",
+    "train/rewards_rejected",
+    "train/kl",
 )
 EVAL = (
     "val/loss",
@@ -38,6 +41,9 @@ EVAL = (
     "val/margin",
     "val/logps_chosen",
     "val/logps_rejected",
+    "val/rewards_chosen",
+    "val/rewards_rejected",
+    "val/kl",
 )
 AXES = ("step", "tokens", "time")
 _KEYS = {"tokens": "train/tokens"}

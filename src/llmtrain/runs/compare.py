@@ -23,6 +23,7 @@ def compare(runs: Sequence[RunDirectory], group_by: Sequence[str] = ()) -> dict[
     different = (step for step in common if len({each[step] for each in losses}) > 1)
     hashes = [row["state_sha256"] for row in rows]
     groups = group_runs(rows, configs, group_by)
+    objectives = [str(field_value(each, "trainer.objective.name") or "next_token") for each in configs]
     return {
         "runs": rows,
         "config_differences": _config_differences(configs),
@@ -32,7 +33,8 @@ def compare(runs: Sequence[RunDirectory], group_by: Sequence[str] = ()) -> dict[
         "group_by": list(group_by),
         "groups": groups,
         "mixed_fields": mixed_fields(configs, group_by) if group_by else [],
-        "best": best_group(groups),
+        "objectives": objectives,
+        "best": best_group(groups) if len(set(objectives)) == 1 else None,
         "architectures": [_recorded(view, "architecture", architecture_of(view.meta)) for view in views],
         "threads": [_recorded(view, "threads") for view in views],
     }

@@ -10,7 +10,7 @@ from llmtrain.errors import UsageError, nearest
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.heartbeats import read_heartbeats
 from llmtrain.runs.json_values import integer
-from llmtrain.runs.sources import source_rows
+from llmtrain.runs.sources import pair_metrics, source_rows
 from llmtrain.runs.task_scores import newest_task_scores
 from llmtrain.runs.view import RunView
 
@@ -59,6 +59,7 @@ def describe(view: RunView) -> Row:
     return {
         **summarize(view),
         "sources": source_rows(*view.last_rows),
+        "pairs": pair_metrics(view.last_rows[1]),
         "last_written": stamp,
         "checkpoints": view.checkpoint_names,
         "best": view.pointed("best"),

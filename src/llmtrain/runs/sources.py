@@ -9,6 +9,7 @@ from llmtrain.runs.metrics import Row
 
 Values = dict[str, Any]
 _TOKENS = "train/tokens/"
+_OF_PAIRS = ("accuracy", "margin", "rewards_chosen", "rewards_rejected", "logps_chosen", "logps_rejected", "kl")
 
 
 def first_source(data: Values) -> Values:
@@ -37,6 +38,12 @@ def source_rows(train: Row, val: Row) -> list[Values]:
             }
         )
     return rows
+
+
+def pair_metrics(val: Row) -> Values | None:
+    """What the last validation says about preference pairs; None for a run without pairs."""
+    found = {name: finite(val.get(f"val/{name}")) for name in _OF_PAIRS}
+    return found if found["accuracy"] is not None else None
 
 
 def source_cells(rows: list[Values]) -> list[list[str]]:

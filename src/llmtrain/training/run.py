@@ -206,6 +206,8 @@ def _train(context: RunContext, components: Components) -> TrainResult:
     if context.origin:
         origin = context.origin
         world.control.all_or_none(lambda: load_weights(origin, model.module))
+    if context.resumption is None or context.resumption.checkpoint is None:
+        world.control.on_rank0(lambda: _record_config(context))  # it can be resumed from here on
     components = prepare_references(context, components, model)
     state = world.control.all_or_none(lambda: restore(context.resumption, store, model.module, optimizer, world))
     world.control.on_rank0(lambda: _record_start(context, components, state.step))
@@ -235,6 +237,13 @@ def _train(context: RunContext, components: Components) -> TrainResult:
         _end_run(context, tracker, status, state, result)
 
 
+def _record_config(context: RunContext) -> None:
+    config = context.requested_config
+    if config.output.save_config_copy:
+        recorded = config.with_values("output", run_id=context.run.run_id)
+        write_atomic(context.run.config, dump_document(redact_values(recorded.as_dict())))
+
+
 def _record_start(context: RunContext, components: Components, from_step: int) -> None:
     """Write the files that describe the run: config.yaml, meta.json, the tokenizer and the model's config. A resumed
     run keeps the metadata of its first start and, after its first checkpoint, its tokenizer."""
@@ -257,9 +266,7 @@ def _record_start(context: RunContext, components: Components, from_step: int) -
         metadata["numerics"] = components.recorded["numerics"]
         metadata |= known_statistics(config.data, config.model.block_size, components.recorded)
         write_json(run.meta, {**metadata, **meta})  # a run that starts from another one has recorded its origin
-    if config.output.save_config_copy:
-        recorded = config.with_values("output", run_id=run.run_id)
-        write_atomic(run.config, dump_document(redact_values(recorded.as_dict())))
+    _record_config(context)
     if from_step == 0 or saved_sha256(run.tokenizer) != components.recorded["tokenizer_sha256"]:
         replace_saved_tokenizer(components.prepared.tokenizer, run.tokenizer)
     for path in components.adapter.config_files():  # the base model may be deleted before the run is used

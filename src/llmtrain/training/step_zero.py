@@ -1,6 +1,7 @@
 """What a run with `trainer.objective` dpo or ipo compares with: the model at step 0."""
 
-from llmtrain.core.logs import warn
+from llmtrain.config.model import HfCausalLmSection, ModelSection
+from llmtrain.core.logs import warn, warn_once
 from llmtrain.data.cache_dir import token_cache_dir
 from llmtrain.data.preferences.pair_batches import References
 from llmtrain.errors import CheckpointError, Interrupted
@@ -29,11 +30,12 @@ def prepare_references(context: RunContext, components: Components, model: Model
     cache_dir = token_cache_dir(context.config.data)
     recorded = _recorded(context)
     if recorded is None:
+        _warn_of_dropout(context.config.model)
         reference = identify_reference(components, model, world, context.config.run.threads)
     else:
         reference = recorded
     store = ReferenceStore.of_key(cache_dir, reference.key)
-    found = read_references(store, components, world)
+    found = read_references(store, components, world) if _has_same_data(context, components) else None
     if found is None and recorded is not None:
         reference = _rebuilt(context, components, model, recorded)
         store = ReferenceStore.of_key(cache_dir, reference.key)
@@ -41,6 +43,19 @@ def prepare_references(context: RunContext, components: Components, model: Model
         found = _computed(context, components, model, store)
     components.recorded["reference"] = reference.as_dict()
     return with_references(components, found)
+
+
+def _warn_of_dropout(model: ModelSection) -> None:
+    """A model with dropout differs from its reference before it has learned anything."""
+    name, dropout = "model.dropout", getattr(model, "dropout", 0.0)
+    if isinstance(model, HfCausalLmSection) and model.lora:
+        name, dropout = "model.lora.dropout", model.lora.dropout
+    if dropout:
+        warn_once(
+            "TRAIN",
+            f"{name} {dropout:g} is drawn in training and not for the reference log-probabilities, so the losses are "
+            f"noisier; set {name} to 0",
+        )
 
 
 def _computed(
@@ -66,6 +81,14 @@ def _recorded(context: RunContext) -> ReferenceModel | None:
     if not isinstance(recorded, dict):
         raise CheckpointError(f"{resumption.checkpoint.path} does not record the model at step 0.")
     return ReferenceModel(str(recorded.get("key")), str(recorded.get("weights_sha256")))
+
+
+def _has_same_data(context: RunContext, components: Components) -> bool:
+    """False for a run that is resumed with other pairs, by --allow-config-change."""
+    resumption = context.resumption
+    if resumption is None or resumption.checkpoint is None:
+        return True
+    return bool(resumption.checkpoint.state().get("data_fingerprint") == components.recorded["data_fingerprint"])
 
 
 def _rebuilt(

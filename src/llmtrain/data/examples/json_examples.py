@@ -24,10 +24,12 @@ from llmtrain.errors import DataError
 
 class JsonExamples(ExampleData):
     config: ExampleFilesSection
+    noun = "example"
+    """What a record is, in messages."""
 
     def __init__(self, config: ExampleFilesSection, seed: int) -> None:
         super().__init__(config, seed)
-        self._records = UsableRecords(config.on_bad_example, "data.on_bad_example", "example")
+        self._records = UsableRecords(config.on_bad_example, "data.on_bad_example", self.noun)
 
     @abstractmethod
     def segments(self, record: dict[str, Any]) -> list[Segment]:
@@ -99,7 +101,7 @@ class JsonExamples(ExampleData):
         if count == 1:
             next(self._usable(file.name, file.unit, file.read()))  # an example that cannot be used is reported first
             raise DataError(
-                f"{file.name} has a single example, so none can be held out for validation.",
+                f"{file.name} has a single {self.noun}, so none can be held out for validation.",
                 remedy="Set data.val_file.",
             )
         border = training_count(count, self.config)

@@ -37,8 +37,9 @@ def select_pairs(store: PairStore, config: PreferenceJsonlSection, block_size: i
     selected = np.flatnonzero(has_targets & ~is_long)
     if not len(selected):
         raise DataError(
-            f"None of the {store.pair_count:,} {label} pairs can be used at model.block_size {block_size}.",
-            remedy="Raise model.block_size.",
+            f"None of the {store.pair_count:,} {label} pairs can be used at model.block_size {block_size}: they need "
+            f"{lengths.max(axis=1).min():,} to {lengths.max():,}.",
+            remedy="Raise model.block_size, as far as the model has positions, or use shorter pairs.",
         )
     return selected
 

@@ -1,10 +1,11 @@
 """Records with a chosen and a rejected answer, in the spellings of TRL, axolotl and LLaMA-Factory.
 
-prompt      `prompt`, `instruction` (with `input`), `question` or `query` as text; `prompt`, `messages` or
+prompt      `prompt`, `instruction` (with `input`), `question`, `query` or `input` as text; `prompt`, `messages` or
             `conversations` as messages; `system` and `history` in front of it; or nothing: what both answers
             begin with
 answers     `chosen` and `rejected`, `chosen_response` and `rejected_response`, or `output` with both: text, one
             message, a list of messages, or whole conversations that contain the prompt
+tools       `tools`; calls as `tool_calls` of a message, or as turns from `function_call` and `observation`
 """
 
 import json
@@ -16,7 +17,7 @@ from llmtrain.data.records.usable import field_names, text_of
 from llmtrain.data.tokenizers.chat_template import ROLES, Message
 
 _ANSWER_FIELDS = (("chosen", "rejected"), ("chosen_response", "rejected_response"))
-_TEXT_PROMPTS = ("prompt", "instruction", "question", "query")
+_TEXT_PROMPTS = ("prompt", "instruction", "question", "query", "input")
 _MESSAGE_PROMPTS = ("messages", "conversations", "prompt")
 
 
@@ -25,8 +26,8 @@ class PairRecord(NamedTuple):
 
     prompt: list[Message] | None
     """None: the answers are plain texts, which begin with the prompt."""
-    chosen: str
-    rejected: str
+    chosen: Message
+    rejected: Message
     tools: list[Any] | None = None
     """Tools that the chat template describes in the prompt."""
 
@@ -45,20 +46,29 @@ def read_pair(record: dict[str, Any]) -> PairRecord:
             "A pair has prompt, chosen and rejected. For examples with one answer set data.name to instruct_jsonl or "
             "chat_jsonl, and trainer.objective.name to next_token.",
         )
-    chosen, rejected = map(_as_answer, answers)
-    if isinstance(chosen, str) != isinstance(rejected, str):
+    chosen, rejected = map(_as_messages, answers)
+    if isinstance(answers[0], str) != isinstance(answers[1], str):
         raise BadRecord("one answer is text and the other one a list of messages")
     prompt = _prompt(record)
-    if isinstance(chosen, list) and isinstance(rejected, list):
-        prompt, chosen, rejected = _from_messages(prompt, chosen, rejected)
-    assert isinstance(chosen, str)
-    assert isinstance(rejected, str)
-    for which, text in (("chosen", chosen), ("rejected", rejected)):
-        if not text_of(text, f"the {which} answer").strip():
+    if prompt is None and isinstance(answers[0], str):
+        _check_common_prompt(record, *answers)
+    else:
+        prompt, chosen, rejected = _split(prompt, chosen, rejected)
+    for which, messages in (("chosen", chosen), ("rejected", rejected)):
+        if not messages[0]["content"].strip() and not messages[0].get("tool_calls"):
             raise BadRecord(f"the {which} answer is empty")
     if chosen == rejected:
         raise BadRecord("the two answers are equal")
-    return PairRecord(prompt, chosen, rejected, _tools(record))
+    return PairRecord(prompt, chosen[0], rejected[0], _tools(record))
+
+
+def _check_common_prompt(record: dict[str, Any], chosen: str, rejected: str) -> None:
+    """Refuse plain texts that do not begin with the same prompt."""
+    if chosen[:1] != rejected[:1] and chosen.strip() and rejected.strip():
+        raise BadRecord(
+            f"there is no prompt, and the two texts begin differently; the example has {field_names(record)}",
+            "Name the field of the prompt `prompt`, or begin both texts with the prompt.",
+        )
 
 
 def _answers(record: dict[str, Any]) -> tuple[Any, Any] | None:
@@ -71,13 +81,13 @@ def _answers(record: dict[str, Any]) -> tuple[Any, Any] | None:
     return None
 
 
-def _as_answer(value: Any) -> str | list[Message]:
-    """An answer as text or as a list of messages."""
-    if isinstance(value, dict):
-        value = [value]
+def _as_messages(value: Any) -> list[Message]:
+    """An answer as messages."""
     if isinstance(value, list):
         return _checked_messages(value)
-    return text_of(value, "an answer")
+    if isinstance(value, dict):
+        return _checked_messages([value])
+    return [{"role": "assistant", "content": text_of(value, "an answer")}]
 
 
 def _prompt(record: dict[str, Any]) -> list[Message] | None:
@@ -102,10 +112,10 @@ def _prompt_text(record: dict[str, Any]) -> str | None:
         if record.get(name) is None:
             continue
         text = text_of(record[name], f"field '{name}'")
-        context = record.get("input")
-        if name == "instruction" and context:
-            text += "\n\n" + text_of(context, "field 'input'")
-        return text
+        if name != "instruction":
+            return text
+        context = text_of(record.get("input") or "", "field 'input'")
+        return "\n\n".join(part for part in (text, context) if part)
     return None
 
 
@@ -120,10 +130,11 @@ def _history(record: dict[str, Any]) -> list[Message]:
     return messages
 
 
-def _from_messages(
+def _split(
     prompt: list[Message] | None, chosen: list[Message], rejected: list[Message]
-) -> tuple[list[Message], str, str]:
-    """Prompt and answers of two lists of messages, which are the answers alone or contain the prompt."""
+) -> tuple[list[Message], list[Message], list[Message]]:
+    """Prompt and answers, one message each, of two lists of messages, which are the answers alone or contain the
+    prompt."""
     if chosen == rejected:
         raise BadRecord("the two answers are equal")
     if chosen[0]["role"] != "assistant" or prompt is None:
@@ -141,7 +152,7 @@ def _from_messages(
                 f"the {which} conversation differs before its last message; both must have the same messages up to one "
                 "answer each"
             )
-    return prompt, chosen[0]["content"], rejected[0]["content"]
+    return prompt, chosen, rejected
 
 
 def _checked_messages(values: list[Any]) -> list[Message]:
@@ -149,25 +160,48 @@ def _checked_messages(values: list[Any]) -> list[Message]:
         raise BadRecord("a list of messages is empty")
     messages = []
     for number, value in enumerate(values, 1):
-        message = from_sharegpt(value)
+        message = _with_tool_calls(from_sharegpt(value))
         if not isinstance(message, dict):
             raise BadRecord(f"message {number} must be an object, got {message!r:.60}")
         role = message.get("role")
         if role not in ROLES:
             raise BadRecord(f"message {number}: role must be one of {', '.join(sorted(ROLES))}, got {role!r}")
+        if message.get("tool_calls") and message.get("content") is None:
+            message = {**message, "content": ""}
         text_of(message.get("content"), f"the content of message {number} ({role})")
         # The datasets library fills in every key that any message has, with None.
         messages.append({key: item for key, item in message.items() if item is not None})
     return messages
 
 
+def _with_tool_calls(message: Any) -> Any:
+    """LLaMA-Factory's turns of an agent, whose text is JSON, as messages; anything else unchanged."""
+    role = message.get("role") if isinstance(message, dict) else None
+    if role == "observation":
+        return {**message, "role": "tool"}
+    if role != "function_call":
+        return message
+    calls = _from_json(message.get("content"), "the turn 'function_call'")
+    calls = calls if isinstance(calls, list) else [calls]
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": call} for call in calls],
+    }
+
+
+def _from_json(value: Any, what: str) -> Any:
+    """Tables hold JSON as text."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        raise BadRecord(f"{what} must be a list or JSON, got {value!r:.60}") from None
+
+
 def _tools(record: dict[str, Any]) -> list[Any] | None:
     tools = record.get("tools")
-    if isinstance(tools, str) and tools.strip():  # tables hold JSON as text
-        try:
-            tools = json.loads(tools)
-        except ValueError:
-            raise BadRecord(f"'tools' must be a list or JSON, got {tools!r:.60}") from None
+    if isinstance(tools, str):
+        tools = _from_json(tools, "'tools'") if tools.strip() else None
     if not tools:
         return None
     if not isinstance(tools, list):

@@ -23,13 +23,15 @@ class PreferenceJsonl(JsonExamples):
     """The segments of an example are the prompt, the chosen and the rejected answer."""
 
     config: PreferenceJsonlSection
+    noun = "pair"
 
     def segments(self, record: dict[str, Any]) -> list[Segment]:
         pair = read_pair(record)
         if pair.prompt is None:
-            return _segments("", pair.chosen, pair.rejected)
+            return _segments("", pair.chosen["content"], pair.rejected["content"])
         if self.format == "plain":
-            return _segments(plain_conversation(pair.prompt), pair.chosen, pair.rejected)
+            answers = [_plain_answer(message) for message in (pair.chosen, pair.rejected)]
+            return _segments(plain_conversation(pair.prompt), *answers)
         prompt = self.template.render(pair.prompt, add_generation_prompt=True, tools=pair.tools)
         chosen = self._rendered(pair.prompt, pair.chosen, pair.tools, prompt)
         rejected = self._rendered(pair.prompt, pair.rejected, pair.tools, prompt)
@@ -37,11 +39,9 @@ class PreferenceJsonl(JsonExamples):
             raise BadRecord("the two answers are equal")
         return _segments(prompt, chosen, rejected)
 
-    def _rendered(self, messages: list[Message], answer: str, tools: list[Any] | None, prompt: str) -> str:
+    def _rendered(self, messages: list[Message], answer: Message, tools: list[Any] | None, prompt: str) -> str:
         """What the chat template adds to the prompt for an answer."""
-        whole = self.template.render(
-            [*messages, {"role": "assistant", "content": answer}], add_generation_prompt=False, tools=tools
-        )
+        whole = self.template.render([*messages, answer], add_generation_prompt=False, tools=tools)
         if not whole.startswith(prompt):
             raise BadRecord(
                 f"the chat template does not begin the conversation with the prompt: {_difference(prompt, whole)}",
@@ -67,6 +67,12 @@ class PreferenceJsonl(JsonExamples):
         )
         train, val = (PairStore.open(directory, split) for split in SPLITS)
         return PreparedData(directory.tokenizer(), train, val, directory.fingerprint)
+
+
+def _plain_answer(message: Message) -> str:
+    if message.get("tool_calls"):
+        raise BadRecord("an answer calls tools, which only a chat template can write")
+    return str(message["content"])
 
 
 def _segments(prompt: str, chosen: str, rejected: str) -> list[Segment]:

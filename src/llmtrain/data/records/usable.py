@@ -53,7 +53,10 @@ class UsableRecords:
             )
         if dropped and (source, first) not in self._warned:
             self._warned.add((source, first))
-            warn_once("DATA", f"{dropped:,} of {count:,} {self._noun}s of {source} were dropped; the first is {first}")
+            were = "was" if dropped == 1 else "were"
+            warn_once(
+                "DATA", f"{dropped:,} of {count:,} {self._noun}s of {source} {were} dropped; the first is {first}"
+            )
 
 
 def text_of(value: object, what: str) -> str:

@@ -7,13 +7,16 @@ import { h, isNarrow } from "./dom.js";
 import { bytes, compact, count, loss, percent, precise } from "./format.js";
 
 const CHARTS = [
-  { id: "loss", title: "Loss", unit: "nats per token", metrics: ["train/loss", "val/loss"], format: loss, ticks: precise, isWide: true },
+  { id: "loss", title: "Loss", unit: "mean loss", metrics: ["train/loss", "val/loss"], format: loss, ticks: precise, isWide: true },
   { id: "perplexity", title: "Validation perplexity", unit: "perplexity", metrics: ["val/perplexity"], format: precise, isOptional: true },
   { id: "bits", title: "Validation bits per byte", unit: "bits per byte", metrics: ["val/bits_per_byte"], format: loss, ticks: precise, isOptional: true },
   { id: "accuracy", title: "Preference accuracy", unit: "share of pairs", metrics: ["train/accuracy", "val/accuracy"], format: percent, isOptional: true },
-  { id: "margin", title: "Reward margin", unit: "reward of chosen minus rejected", metrics: ["train/margin", "val/margin"], format: precise, isOptional: true },
+  { id: "margin", title: "Reward margin", unit: "difference of rewards", metrics: ["train/margin", "val/margin"], format: precise, isOptional: true },
   { id: "chosen", title: "Log-probability of chosen answers", unit: "nats per answer", metrics: ["train/logps_chosen", "val/logps_chosen"], format: precise, isOptional: true },
   { id: "rejected", title: "Log-probability of rejected answers", unit: "nats per answer", metrics: ["train/logps_rejected", "val/logps_rejected"], format: precise, isOptional: true },
+  { id: "rewards_chosen", title: "Reward of chosen answers", unit: "reward", metrics: ["train/rewards_chosen", "val/rewards_chosen"], format: precise, isOptional: true },
+  { id: "rewards_rejected", title: "Reward of rejected answers", unit: "reward", metrics: ["train/rewards_rejected", "val/rewards_rejected"], format: precise, isOptional: true },
+  { id: "kl", title: "KL estimate", unit: "nats per token", metrics: ["train/kl", "val/kl"], format: precise, isOptional: true },
   { id: "lr", title: "Learning rate", unit: "learning rate", metrics: ["train/lr"], format: precise },
   { id: "grad", title: "Gradient norm", unit: "norm before clipping", metrics: ["train/grad_norm"], format: precise },
   { id: "rate", title: "Tokens per second", unit: "tokens/s", metrics: ["train/tokens_per_second"], format: compact },

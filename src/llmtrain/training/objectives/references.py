@@ -39,6 +39,7 @@ from llmtrain.distributed.world import World
 from llmtrain.errors import Interrupted, TrainingFailed
 from llmtrain.models.base import evaluating
 from llmtrain.models.group_losses import Groups
+from llmtrain.runs.progress_lines import duration_text
 from llmtrain.runs.sources import first_source
 from llmtrain.training.components import Components
 from llmtrain.training.model_handle import ModelHandle
@@ -189,9 +190,13 @@ def _by_source(sources: list[PairEvalBatches], values: References) -> list[Refer
 
 
 def read_references(store: ReferenceStore, components: Components, world: World) -> dict[str, References] | None:
-    """The values of a store that is complete, on every rank."""
-    counts = _counts(_batches(components))
+    """The values of a store that has those of all pairs that are used, on every rank. Others are missing after
+    --allow-config-change, for example with more eval_batches."""
+    batches = _batches(components)
+    counts = _counts(batches)
     found = world.control.on_rank0(lambda: store.read(counts))
+    if found is not None and not _is_complete(batches, found):
+        return None
     if found is not None:
         log("DATA", f"reference log-probabilities of {plural(sum(counts.values()), 'pair')} from {store.path}")
     return found
@@ -235,6 +240,19 @@ def compute_references(
     seconds = time.monotonic() - started
     log("DATA", f"reference log-probabilities of {plural(_known(found) - before, 'pair')} in {seconds:.1f} s")
     return found
+
+
+def _is_complete(batches: dict[str, list[PairEvalBatches]], values: dict[str, References]) -> bool:
+    for split, sources in batches.items():
+        for each, found in zip(sources, _by_source(sources, values[split]), strict=True):
+            if not np.isfinite(found[_used(each)]).all():
+                return False
+    return True
+
+
+def _used(batches: PairEvalBatches) -> list[int]:
+    """The pairs of all batches, as indexes in the store."""
+    return [pair for index in range(len(batches)) for pair in batches.samples.pairs_of(batches.samples_of(index))]
 
 
 def _known(values: dict[str, References]) -> int:
@@ -297,7 +315,7 @@ def _compute_source(
     pairs = [batches.samples.pairs_of(batches.samples_of(index)) for index in range(len(batches))]
     missing = [index for index, each in enumerate(pairs) if not np.isfinite(values[each]).all()]
     done = len(pairs) - len(missing)
-    logged = time.monotonic()
+    began = logged = time.monotonic()
     with evaluating(model.parallel.module):
         for first in range(0, len(missing), world.world_size):
             if stop():
@@ -312,14 +330,17 @@ def _compute_source(
             done += len(round_)
             parts.save_if_due()
             inject_fault("reference", done)
-            text = f"reference log-probabilities, {split}: {done:,} of {len(pairs):,} batches"
+            computed = first + len(round_)
+            left = (time.monotonic() - began) / computed * (len(missing) - computed)
+            progress = f"{done:,} of {len(pairs):,} batches | {duration_text(left)} left"
+            text = f"reference log-probabilities, {split}: {progress}"
             if not detail(text) and time.monotonic() - logged > PROGRESS_SEC:
                 logged = time.monotonic()
                 log("DATA", text)
 
 
 def _check_finite(values: References, batches: PairEvalBatches) -> None:
-    used = np.concatenate([batches.samples.pairs_of(batches.samples_of(index)) for index in range(len(batches))])
+    used = np.array(_used(batches))
     bad = used[~np.isfinite(values[used]).all(axis=1)]
     if len(bad):
         file, number = batches.samples.store.location(int(bad[0]))
