@@ -1,11 +1,11 @@
 """Seconds to score multiple choice items, compared with lm_eval's own model class (HFLM) on the same model directory.
 
-    python benchmarks/eval_tasks.py [--model DIR --items 40 --rounds 3]
+    python benchmarks/eval_tasks.py [--model DIR --items 40 --rounds 3 --layouts 'short answers']
 
 Both sides compute the log-likelihoods of the same choices in float32, with the same batch size, on the same threads.
 The items have the lengths of two well-known tasks: long endings of a long text, and short answers to a short question.
-Without --model it is a random GPT of bytes. Prints every round and the median of the ratios, and how far the
-log-likelihoods are apart. Needs the extra `eval`.
+Without --model it is a random GPT of bytes. Prints every round, the medians of the ratios of time and of CPU time
+(which other work on the machine changes less), and how far the log-likelihoods are apart. Needs the extra `eval`.
 """
 
 import argparse
@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
     arguments = parser.parse_args()
     if find_spec("lm_eval") is None:
         print("skipped: needs lm_eval (pip install 'llmtrain[eval]')")
@@ -102,8 +103,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         directory = arguments.model or random_model(Path(folder))
         sides = {"llmtrain": ours(directory, arguments.batch_size), "HFLM": theirs(directory, arguments.batch_size)}
-        for name, lengths in LAYOUTS.items():
-            items = make_pairs(arguments.items, *lengths)
+        for name in arguments.layouts:
+            items = make_pairs(arguments.items, *LAYOUTS[name])
             compare(name, items, sides, arguments.rounds)
 
 
@@ -114,17 +115,25 @@ def compare(
     rounds: int,
 ) -> None:
     ratios = []
+    cpu_ratios = []
     found = {side: score(items[:2]) for side, score in sides.items()}  # warm up
     for number in range(rounds):
         seconds = {}
+        cpu_seconds = {}
         for side, score in sides.items():
             started = time.perf_counter()
+            cpu_started = time.process_time()
             found[side] = score(items)
             seconds[side] = time.perf_counter() - started
+            cpu_seconds[side] = time.process_time() - cpu_started
         ratios.append(seconds["HFLM"] / seconds["llmtrain"])
-        print(f"{name}, round {number + 1}: llmtrain {seconds['llmtrain']:.2f} s, HFLM {seconds['HFLM']:.2f} s")
+        cpu_ratios.append(cpu_seconds["HFLM"] / cpu_seconds["llmtrain"])
+        sides_text = [f"{side} {seconds[side]:.2f} s (CPU {cpu_seconds[side]:.2f} s)" for side in sides]
+        print(f"{name}, round {number + 1}: {', '.join(sides_text)}", flush=True)
     apart = max(abs(mine - other) for mine, other in zip(found["llmtrain"], found["HFLM"], strict=True))
-    print(f"{name}: ratio {statistics.median(ratios):.2f}, log-likelihoods at most {apart:.1e} apart")
+    median = statistics.median(ratios)
+    cpu_median = statistics.median(cpu_ratios)
+    print(f"{name}: ratio {median:.2f}, of CPU time {cpu_median:.2f}, log-likelihoods at most {apart:.1e} apart")
 
 
 if __name__ == "__main__":

@@ -8,28 +8,40 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from llmtrain.config.load import load_config
 from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.data.tokenizers.byte import ByteTokenizer
 from llmtrain.data.tokenizers.char import CharTokenizer
 from llmtrain.errors import DataError
+from llmtrain.inference import export
 from llmtrain.inference.export_check import check as module
-from llmtrain.inference.export_check.check import Target, check_export, logits_error
-from llmtrain.inference.export_check.expected import Expected, check_texts, expect
+from llmtrain.inference.export_check.check import Target, check_export
+from llmtrain.inference.export_check.expected import Expected, check_texts, expect, logits_error
 from llmtrain.inference.load import LoadedModel, Source, load_model
-from llmtrain.models.gpt import modern_formats
 from llmtrain.training.run import run_training
+from slow_cases import some
 
 Cli = Callable[..., Any]
-MODERN = ("model.architecture=modern", "model.mlp=swiglu", "model.n_layers=1", "model.n_heads=2")
+SWIGLU = ("model.architecture=modern", "model.mlp=swiglu", "trainer.lr=3e-4")
+RELU2 = ("model.architecture=modern", "model.mlp=relu2")
+HEAD_DIM = 8
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory, tiny: list[str]) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    sets = [*tiny, "model.name=gpt", *MODERN, "data.tokenizer=byte", f"output.root_dir={folder}"]
-    run_training(load_config("gpt_smoke", [*sets, "output.run_id=one"]))
+    sets = [
+        *tiny,
+        "model.name=gpt",
+        "model.n_layers=1",
+        "model.n_heads=2",
+        "data.tokenizer=byte",
+        f"output.root_dir={folder}",
+    ]
+    for run_id, changes in (("one", SWIGLU), ("relu2", RELU2), ("gpt2", ())):
+        run_training(load_config("gpt_smoke", [*sets, *changes, f"output.run_id={run_id}"]))
     return folder
 
 
@@ -43,25 +55,55 @@ def expected(loaded: LoadedModel) -> Expected:
     return expect(loaded)
 
 
+def permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """The rows of each head in the order of llama.cpp."""
+    return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+
+
+@pytest.fixture
+def permute_queries_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Swap the rows of q and k of an export between writing and checking."""
+
+    def tampered(folder: Path, *rest: Any) -> Any:
+        path = folder / "model.safetensors"
+        tensors = load_file(path)
+        for name, tensor in tensors.items():
+            if name.endswith(("q_proj.weight", "k_proj.weight")):
+                tensors[name] = permuted(tensor, tensor.shape[0] // HEAD_DIM).contiguous()
+        save_file(tensors, path, metadata={"format": "pt"})
+        return check_export(folder, *rest)
+
+    monkeypatch.setattr(export, "check_export", tampered)
+
+
 @pytest.mark.hf
-def test_wrong_weights_are_not_published(root: Path, cli: Cli, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows of q and k swapped, as a converter for another program would: the export loads, and differs."""
-    unfuse = modern_formats._unfuse
-
-    def swapped(block: Any, rows: Any, names: Any) -> Any:
-        parts = unfuse(block, rows, names)
-        parts["self_attn.q_proj.weight"] = parts["self_attn.q_proj.weight"].flip(0)
-        return parts
-
-    monkeypatch.setattr(modern_formats, "_unfuse", swapped)
-    done = cli("export", "one", "--root", root, "--to", "out", "--json")
+@pytest.mark.parametrize("dtype", some(["bfloat16", "float16"], "bfloat16"))
+def test_wrong_weights_are_not_published(
+    root: Path, cli: Cli, workdir: Path, request: pytest.FixtureRequest, dtype: str
+) -> None:
+    """The export loads. The model is hardly trained: the permutation changes its logits less than rounding may."""
+    request.getfixturevalue("permute_queries_and_keys")
+    done = cli("export", "one", "--root", root, "--to", "out", "--dtype", dtype, "--json")
     assert (done.code, done.json["reason"]) == (65, "export_differs"), done.err
     assert any("logits" in problem for problem in done.json["differences"])
     assert list(workdir.iterdir()) == []
-    done = cli("export", "one", "--root", root, "--to", "out", "--no-check", "--json")
+    done = cli("export", "one", "--root", root, "--to", "out", "--dtype", dtype, "--no-check", "--json")
     assert (done.code, done.json["check"]) == (0, None), done.err
     assert "export-check.json" not in done.json["files"]
     assert "--no-check" in (workdir / "out" / "README.md").read_text()
+
+
+@pytest.mark.hf
+@pytest.mark.parametrize(
+    "case", some(["one bfloat16", "one float16", "relu2 bfloat16", "gpt2 bfloat16"], "relu2 bfloat16")
+)
+def test_rounded_weights_are_compared_as_closely(root: Path, cli: Cli, workdir: Path, case: str) -> None:  # noqa: ARG001
+    run_id, dtype = case.split()
+    done = cli("export", run_id, "--root", root, "--to", "out", "--dtype", dtype, "--json")
+    assert done.code == 0, done.err
+    check = done.json["check"]
+    assert check["logits_error"] < 1e-5 < 1e-4 < check["rounding_error"]
+    assert check["tolerance"] == 1e-4
 
 
 def found(expected: Expected, **changes: Any) -> dict[str, Any]:
@@ -126,17 +168,17 @@ def test_an_export_that_does_not_load_is_a_difference(compare: Callable[..., Any
         compare({"error": {"part": "model", "what": "KeyError: 'x'"}})
 
 
-def test_tolerance_depends_on_the_data_type(compare: Callable[..., Any], expected: Expected) -> None:
-    noisy = [tensor + 1e-2 * tensor.std() * torch.randn_like(tensor) for tensor in expected.logits]
-    assert 0.005 < compare(found(expected), noisy, "bfloat16").logits_error < 0.02
-    with pytest.raises(DataError):
-        compare(found(expected), noisy, "float32")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "q8_0"])
+def test_one_tolerance_for_every_data_type(compare: Callable[..., Any], expected: Expected, dtype: str) -> None:
+    def noisy(size: float) -> list[torch.Tensor]:
+        return [tensor + size * tensor.std() * torch.randn_like(tensor) for tensor in expected.logits]
+
+    assert compare(found(expected), noisy(1e-5), dtype).logits_error < 5e-5
     fewer = [tensor[:, 1:] for tensor in expected.logits]
-    with pytest.raises(DataError):
-        compare(found(expected), fewer, "bfloat16")
     damaged = [tensor * float("nan") for tensor in expected.logits]
-    with pytest.raises(DataError):
-        compare(found(expected), damaged, "bfloat16")
+    for logits in (noisy(1e-3), fewer, damaged):
+        with pytest.raises(DataError):
+            compare(found(expected), logits, dtype)
 
 
 def test_only_a_tie_may_change_the_greedy_text(

@@ -77,7 +77,7 @@ def test_data_types(make_gguf: Callable[..., Any], dtype: str) -> None:
     assert done.code == 0, done.err
     types = {tensor.tensor_type.name for tensor in GGUFReader("out/model.gguf").tensors}
     assert types == {"F32", dtype.upper()}
-    assert 1e-6 < done.json["check"]["logits_error"] < 4e-2
+    assert done.json["check"]["logits_error"] < 1e-5 < 1e-4 < done.json["check"]["rounding_error"] < 4e-2
 
 
 @pytest.mark.slow
@@ -85,22 +85,32 @@ def test_data_types(make_gguf: Callable[..., Any], dtype: str) -> None:
 def test_llama(cli: Cli, workdir: Path, changes: dict[str, Any]) -> None:
     """The rows of q and k have another order in llama.cpp, and grouped heads have fewer of them."""
     model = make_model(workdir / "base", **changes)
-    for dtype, most in (("f32", 1e-5), ("q8_0", 3e-2)):
+    for dtype in ("f32", "f16", "q8_0"):
         done = cli("export", "--model", model, "--format", "gguf", "--dtype", dtype, "--to", dtype, "--json")
         assert done.code == 0, done.err
-        assert done.json["check"]["logits_error"] < most
+        assert done.json["check"]["logits_error"] < 1e-5
         assert done.json["check"]["chat_template"] is True
 
 
-@pytest.mark.slow
-def test_wrong_order_of_rows_is_found(cli: Cli, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dequantized tensors would be equal to what was written."""
+@pytest.mark.parametrize("dtype", some(["f32", "f16", "q8_0"], "q8_0"))
+def test_wrong_order_of_rows_is_found(cli: Cli, workdir: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    """Dequantized tensors would be equal to what was written. Attention hardly matters in this model: rounding to
+    q8_0 changes more."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
     from llmtrain.inference.gguf import shapes
 
     monkeypatch.setitem(vars(shapes.SHAPES["llama"]), "convert", shapes._as_is)
     model = make_model(workdir / "base")
-    done = cli("export", "--model", model, "--format", "gguf", "--to", "out", "--json")
+    small = AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        for layer in small.model.layers:
+            layer.self_attn.o_proj.weight.mul_(0.01)
+    small.save_pretrained(model)
+    done = cli("export", "--model", model, "--format", "gguf", "--dtype", dtype, "--to", "out", "--json")
     assert (done.code, done.json["reason"]) == (65, "export_differs")
+    assert "logits differ" in done.json["differences"][0]
     assert not (workdir / "out").exists()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import fault_harness as harness
 import pytest
 from fault_harness import RUN_ID
+from task_models import choice_items, write_items
 
 from llmtrain.config.load import load_config
 from llmtrain.config.schema import Config
@@ -47,7 +48,7 @@ def read_store(uri: str) -> list[dict[str, Any]]:
     found = []
     for experiment in client.search_experiments(filter_string="name != 'Default'"):
         for run in client.search_runs([experiment.experiment_id]):
-            names = ("train/loss", "train/lr", "val/loss")
+            names = ("train/loss", "train/lr", "val/loss", "tasks/items/acc")
             history = {name: client.get_metric_history(run.info.run_id, name) for name in names}
             found.append(
                 {
@@ -85,8 +86,15 @@ def tracked(make_config: MakeConfig, empty_store: Path) -> MakeConfig:
     return make
 
 
-def test_local_store_is_complete(make_config: MakeConfig) -> None:
-    config = with_mlflow(make_config, tracking__mlflow__experiment="tries", tracking__mlflow__run_name="first try")
+def test_local_store_is_complete(make_config: MakeConfig, tmp_path: Path) -> None:
+    items = write_items(tmp_path / "items.jsonl", choice_items(4))
+    config = with_mlflow(
+        make_config,
+        tracking__mlflow__experiment="tries",
+        tracking__mlflow__run_name="first try",
+        model__block_size=64,
+        trainer__eval_tasks={"tasks": [str(items)]},
+    )
     ended = harness.run(config)
     assert ended.code == 0, ended.output
     [run] = read_store(f"sqlite:///{root_of(config) / 'mlflow.db'}")
@@ -104,6 +112,7 @@ def test_local_store_is_complete(make_config: MakeConfig) -> None:
     assert run["history"]["train/loss"] == [(step, float.fromhex(values[0])) for step, values in rows]
     assert run["history"]["train/lr"] == [(step, float.fromhex(values[1])) for step, values in rows]
     assert [step for step, _ in run["history"]["val/loss"]] == [4, 8]
+    assert [step for step, _ in run["history"]["tasks/items/acc"]] == [4, 8]
 
 
 def test_run_name_defaults_to_run_id_and_run_directory_has_its_id(tracked: MakeConfig) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import fault_harness as harness
 import pytest
 from fault_harness import RUN_ID
+from task_models import choice_items, write_items
 
 from llmtrain.config.schema import Config
 from llmtrain.runs.state import EndStatus
@@ -83,11 +84,15 @@ def test_failing_tracker_never_stops_training(make_config: MakeConfig, method: s
     assert len(harness.train_rows(Path(config.output.root_dir) / RUN_ID)) == 8
 
 
-def test_tensorboard_files(make_config: MakeConfig) -> None:
+def test_tensorboard_files(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Losses, and the scores on tasks beside them."""
     pytest.importorskip("tensorboard", reason="needs the tensorboard extra")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    config = make_config(tracking__tensorboard__enabled=True)
+    items = write_items(tmp_path / "items.jsonl", choice_items(4))
+    config = make_config(
+        tracking__tensorboard__enabled=True, model__block_size=64, trainer__eval_tasks={"tasks": [str(items)]}
+    )
     assert harness.run(config, fault="after_optimizer:6:0:kill").code == -9
     ended = harness.run(config, RUN_ID)
     assert ended.code == 0, ended.output
@@ -99,3 +104,4 @@ def test_tensorboard_files(make_config: MakeConfig) -> None:
     expected = {step: float.fromhex(values[0]) for step, values in harness.train_rows(directory)}
     assert losses == pytest.approx(expected)
     assert [event.step for event in found.Scalars("val/loss")] == [4, 8]
+    assert [event.step for event in found.Scalars("tasks/items/acc")] == [4, 8]

@@ -40,22 +40,22 @@ def tracked(run: RunDirectory, resumed_from: int = 0, **options: Any) -> Tracked
     return TrackedRun(run, config, resumed_from, 0, {"parameters": 5})
 
 
-def stored_losses(run: RunDirectory) -> list[dict[int, float]]:
-    """Step -> train/loss, of each offline record, oldest first."""
+def stored_values(run: RunDirectory, name: str = "train/loss") -> list[dict[int, float]]:
+    """Step -> value of a metric, of each offline record, oldest first."""
     from wandb.proto.wandb_internal_pb2 import Record
     from wandb.sdk.internal.datastore import DataStore
 
     found = []
     for path in sorted((run.path / "wandb").glob("offline-run-*/run-*.wandb")):
-        store, losses = DataStore(), {}
+        store, values = DataStore(), {}
         store.open_for_scan(str(path))
         while (data := store.scan_data()) is not None:
             record = Record()
             record.ParseFromString(data)
             items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
-            if "train/loss" in items:
-                losses[json.loads(items["_step"])] = json.loads(items["train/loss"])
-        found.append(losses)
+            if name in items:
+                values[json.loads(items["_step"])] = json.loads(items[name])
+        found.append(values)
     return found
 
 
@@ -66,7 +66,7 @@ def test_offline_records_are_complete(directory: RunDirectory) -> None:
     for step in range(1, 5):
         tracker.log(step, {"train/loss": 4.0 / step})
         log.append({"step": step, "train/loss": 4.0 / step, "time": 1.0})
-    tracker.log(4, {"val/loss": 2.0})
+    tracker.log(4, {"val/loss": 2.0, "tasks/items/acc": 0.5})
     tracker.finish("stopped", None)
     log.close()
     name = wandb_id(directory)
@@ -77,7 +77,8 @@ def test_offline_records_are_complete(directory: RunDirectory) -> None:
     resumed.finish("finished", None)
     expected = [{step: 4.0 / step for step in range(1, last)} for last in (5, 9)]
     # wandb's own process writes the file, and may end after finish().
-    wait_until(lambda: stored_losses(directory) == expected, 20, lambda: stored_losses(directory))
+    wait_until(lambda: stored_values(directory) == expected, 20, lambda: stored_values(directory))
+    assert stored_values(directory, "tasks/items/acc")[0] == {4: 0.5}
     assert wandb_id(directory) == name, "a resumed run continues in its W&B run"
     assert list((directory.path / "wandb").glob("offline-run-*/files/report.html"))
 

@@ -214,9 +214,16 @@ def test_a_context_shorter_than_every_item_is_found_before_scoring(write: Write,
     assert calls == []
 
 
-def test_text_that_cannot_be_encoded_is_found_when_it_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"question": "\ud800", "choices": ["a", "b"], "answer": 0},
+        {"prompt": "a", "answer": "b", "until": ["\n", "\ud800"]},
+    ],
+)
+def test_text_that_cannot_be_encoded_is_found_when_it_is_read(tmp_path: Path, item: dict[str, Any]) -> None:
     path = tmp_path / "surrogate.jsonl"
-    path.write_text('{"question": "\\ud800", "choices": ["a", "b"], "answer": 0}\n')
+    path.write_text(json.dumps(item) + "\n")
     with pytest.raises(DataError) as error:
         read_task(path, "surrogate", 0, None)
     assert f"{path}:1" in error.value.what

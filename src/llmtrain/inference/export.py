@@ -19,14 +19,22 @@ from llmtrain.core.logs import warn
 from llmtrain.data.tokenizers.keep_ids import keep_ids
 from llmtrain.errors import DataError, UsageError
 from llmtrain.hub.model_names import HubModel
-from llmtrain.inference.export_check.check import CHECK, Check, Target, check_export, why_unchecked
+from llmtrain.inference.export_check.check import (
+    CHECK,
+    Check,
+    Target,
+    check_export,
+    check_merged,
+    why_unchecked,
+)
 from llmtrain.inference.export_check.expected import Expected, expect
+from llmtrain.inference.export_check.rounding import constant_buffers, expect_rounded
 from llmtrain.inference.export_directory import fill_directory, remove_leftovers
 from llmtrain.inference.gguf.write import GGUF_DTYPES, GGUF_FILE, check_gguf, is_read_by_transformers, write_gguf
 from llmtrain.inference.load import LoadedModel
 from llmtrain.models.base import EXPORT_DTYPES
 from llmtrain.models.hf.causal_lm import HFCausalLMAdapter
-from llmtrain.models.hf.lora import ADAPTER, ADAPTER_CONFIG, has_adapter, name_base_model
+from llmtrain.models.hf.lora import ADAPTER, ADAPTER_CONFIG, has_adapter, merge_adapters, name_base_model
 from llmtrain.training.torch_settings import default_settings
 
 Format = Literal["hf", "gguf"]
@@ -102,6 +110,12 @@ def _write_checked(loaded: LoadedModel, folder: Path, options: ExportOptions, so
         expected = expect(loaded)
     dtype = options.dtype or default_dtype(loaded)
     is_adapter = has_adapter(loaded.module) and not options.merge
+    is_rounded = dtype != "float32" and not is_adapter
+    if options.merge and has_adapter(loaded.module):
+        merge_adapters(loaded.module)
+        if expected is not None and is_rounded:
+            check_merged(loaded, expected)
+    buffers = constant_buffers(loaded.module)
     _write_model(loaded, folder, options, dtype)
     if options.format == "hf" and not loaded.is_trained_from_scratch:
         keep_ids(loaded.tokenizer, folder)
@@ -110,6 +124,8 @@ def _write_checked(loaded: LoadedModel, folder: Path, options: ExportOptions, so
             warn("SAVE", f"the export is not checked: {unchecked}")
         _write_card(loaded, folder, source, is_adapter, f"Not checked: {unchecked}.")
         return None
+    if is_rounded:
+        expected = expect_rounded(loaded, expected, dtype, buffers)
     loaded.module.to("meta")  # the process that checks needs the memory
     check = check_export(folder, expected, _target(loaded, options.format, dtype, is_adapter))
     write_json(folder / CHECK, check.as_dict())

@@ -225,6 +225,11 @@ class ModelAdapter(ABC):
         then checked by loading it."""
         return None
 
+    def fold_weights(self, module: nn.Module) -> None:  # noqa: ARG002
+        """Change the module so that it has the matrices that `export` stores, and computes the same: an export rounds
+        them. For formats that multiply weights into each other."""
+        return
+
     def export(
         self,
         module: nn.Module,  # noqa: ARG002

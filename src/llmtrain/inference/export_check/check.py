@@ -17,14 +17,22 @@ from llmtrain.core.install import install_command
 from llmtrain.core.text import one_line
 from llmtrain.data.tokenizers.chat_template import DATE
 from llmtrain.errors import DataError
-from llmtrain.inference.export_check.expected import MESSAGES, POSITIONS, Expected, as_ids
+from llmtrain.inference.export_check.expected import (
+    MESSAGES,
+    POSITIONS,
+    Expected,
+    as_ids,
+    logits_error,
+    merged_logits_error,
+)
+from llmtrain.inference.export_check.rounding import ROUNDING
 from llmtrain.inference.gguf.write import is_read_by_transformers
 from llmtrain.inference.load import LoadedModel
 
 CHECK = "export-check.json"
-TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1, "q8_0": 2e-1}
-"""Data type of an export -> root mean square of the errors of its logits, relative to that of the logits. Above what
-rounding the weights causes (q8_0: 0.06 for SmolLM2-135M), far below what a wrong weight causes (1)."""
+TOLERANCE = 1e-4
+"""Root mean square of the errors of the logits, relative to theirs. Both sides compute in float32 with the same rounded
+weights; the tests have errors below 1e-5."""
 TIE = 2
 """Two tokens are a tie if their logits differ by less than this many tolerances."""
 
@@ -55,6 +63,8 @@ class Check:
     logits_error: float
     tolerance: float
     dtype: str
+    rounding_error: float
+    """The same between the model before and after its weights were rounded to `dtype`."""
     continuation: str
     """Greedy, as the model writes it."""
     continuation_tokens: int
@@ -79,13 +89,16 @@ class Check:
         count = self.continuation_tokens
         greedy = f"{self.equal_tokens} of {count} tokens"
         if self.equal_tokens < count:
-            greedy += f", then the end or a tie within the rounding of {self.dtype}"
+            greedy += ", then the end or a tie"
         if self.llama_cpp_equal_tokens is not None:
             greedy += f"; llama.cpp: {self.llama_cpp_equal_tokens} of {count}"
+        logits = f"logits differ by {self.logits_error:.1e} of their size ({self.dtype}: at most {self.tolerance:.0e})"
+        if self.dtype != "float32":
+            logits += f"; rounding changed them by {self.rounding_error:.1e}"
         tokens = f"{self.texts} texts have the same {self.tokens} token ids, special tokens{template}"
         return [
             f"checked with {versions}: {tokens}",
-            f"logits differ by {self.logits_error:.1e} of their size ({self.dtype}: at most {self.tolerance:.0e})",
+            logits,
             f"greedy continuation: the same {greedy}",
         ]
 
@@ -110,6 +123,13 @@ def why_unchecked(loaded: LoadedModel, format_: str) -> str | None:
         remedy = "pip install xllamacpp" if missing == ["xllamacpp"] else install_command("hf")
         return f"{' and '.join(missing)} is not installed ({remedy})"
     return None
+
+
+def check_merged(loaded: LoadedModel, expected: Expected) -> None:
+    """Raises DataError if merging the adapters has changed what the model computes."""
+    error = merged_logits_error(loaded, expected)
+    if not error <= TOLERANCE:
+        raise _differs([f"logits differ by {error:.1e} of their size after the adapters were merged"])
 
 
 def check_export(folder: Path, expected: Expected, target: Target) -> Check:
@@ -174,7 +194,6 @@ def _compare(expected: Expected, target: Target, found: dict[str, Any], logits: 
     if "error" in found:
         error = found["error"]
         raise _differs([f"the {error['part']} cannot be loaded: {one_line(error['what'], 300)}"])
-    tolerance = TOLERANCES[target.dtype]
     problems = _tokenizer_problems(expected, found["tokenizer"])
     if target.has_ids_in_transformers:
         problems = _id_problems(expected, found["tokenizer"]["ids"]) + problems
@@ -182,14 +201,15 @@ def _compare(expected: Expected, target: Target, found: dict[str, Any], logits: 
         problems += _stop_problems(expected, found, is_one=target.file is not None)
     theirs = [logits[str(index)] for index in range(len(expected.sequences))]
     error = logits_error(expected.logits, theirs)
-    if not error <= tolerance:
-        problems.append(f"logits differ by {error:.1e} of their size; {target.dtype} explains {tolerance:.0e}")
-    equal, problem = _equal_tokens(expected, found["model"], tolerance)
+    if not error <= TOLERANCE:
+        problems.append(f"logits differ by {error:.1e} of their size; with equal weights at most {TOLERANCE:.0e}")
+    equal, problem = _equal_tokens(expected, found["model"], TOLERANCE)
     problems += problem
     llama_cpp = None
     if "llama_cpp" in found:
         problems += _id_problems(expected, found["llama_cpp"]["ids"], "llama.cpp: ")
-        llama_cpp, problem = _equal_tokens(expected, found["llama_cpp"], tolerance, "llama.cpp: ")
+        # llama.cpp rounds the activations too.
+        llama_cpp, problem = _equal_tokens(expected, found["llama_cpp"], ROUNDING[target.dtype], "llama.cpp: ")
         problems += problem
     if problems:
         raise _differs(problems)
@@ -201,8 +221,9 @@ def _compare(expected: Expected, target: Target, found: dict[str, Any], logits: 
         chat_template=expected.conversation is not None,
         logits=sum(map(len, theirs)),
         logits_error=error,
-        tolerance=tolerance,
+        tolerance=TOLERANCE,
         dtype=target.dtype,
+        rounding_error=expected.rounding_error,
         continuation=expected.continued_text,
         continuation_tokens=len(expected.continuation),
         equal_tokens=equal,
@@ -240,17 +261,6 @@ def _stop_problems(expected: Expected, found: dict[str, Any], is_one: bool) -> l
     if is_one and len(ids) == 1 and ids <= {*expected.stop_ids, expected.special_tokens["eos_token_id"]}:
         return []
     return [f"generation stops at the tokens {sorted(ids)}, not {expected.stop_ids}"]
-
-
-def logits_error(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
-    """Root mean square of the differences, relative to that of the logits around their mean; infinite where the shapes
-    differ."""
-    if [tensor.shape for tensor in ours] != [tensor.shape for tensor in theirs]:
-        return float("inf")
-    ours_flat = torch.cat(ours)  # (positions, V)
-    centered = ours_flat - ours_flat.mean(-1, keepdim=True)
-    size = centered.square().mean().sqrt().clamp_min(1e-12)
-    return float((torch.cat(theirs) - ours_flat).square().mean().sqrt() / size)
 
 
 def _equal_tokens(expected: Expected, answer: dict[str, Any], tolerance: float, by: str = "") -> tuple[int, list[str]]:

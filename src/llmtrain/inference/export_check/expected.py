@@ -59,6 +59,8 @@ class Expected:
     choices: torch.Tensor
     """Logits from which each token of the continuation was chosen: (tokens, vocabulary)."""
     context_length: int
+    rounding_error: float = 0.0
+    """How much the logits were changed by rounding the weights to the data type of the export (see logits_error)."""
 
 
 @torch.no_grad()
@@ -71,9 +73,14 @@ def expect(loaded: LoadedModel) -> Expected:
     prompt = sequences[0][: max(1, min(PROMPT_TOKENS, context_length // 2))]
     stop_ids = _stop_ids(loaded)
     with evaluating(module):
-        logits = [_last_logits(loaded, module, tokens) for tokens in sequences]
-        count = max(1, min(NEW_TOKENS, context_length - len(prompt)))
-        continuation, choices = _continue(loaded, module, prompt, count, stop_ids)
+        logits = [last_logits(loaded, module, tokens) for tokens in sequences]
+        if not all(each.isfinite().all() for each in logits):
+            raise DataError(
+                "The model computes values that are not finite: its weights are damaged, or its training diverged.",
+                remedy="Export an earlier checkpoint: --checkpoint step_<N>.",
+                reason="not_finite",
+            )
+        following = continued(loaded, module, prompt, stop_ids)
     return Expected(
         texts=texts,
         ids=ids,
@@ -83,13 +90,17 @@ def expect(loaded: LoadedModel) -> Expected:
         sequences=sequences,
         logits=logits,
         prompt=prompt,
-        continuation=continuation,
-        continued_text=loaded.tokenizer.decode(
-            [token for token in continuation if token < loaded.tokenizer.vocab_size]
-        ),
-        choices=choices,
         context_length=context_length,
+        **following,
     )
+
+
+@torch.no_grad()
+def merged_logits_error(loaded: LoadedModel, expected: Expected) -> float:
+    """How much the logits changed since they were expected, when the model had its adapters beside its weights."""
+    with evaluating(loaded.module):
+        merged = [last_logits(loaded, loaded.module, tokens) for tokens in expected.sequences]
+    return logits_error(expected.logits, merged)
 
 
 def _in_float32(module: nn.Module) -> nn.Module:
@@ -120,16 +131,28 @@ def _can_encode(tokenizer: Tokenizer, text: str) -> bool:
     return True
 
 
-def _last_logits(loaded: LoadedModel, module: nn.Module, ids: list[int]) -> torch.Tensor:
+def last_logits(loaded: LoadedModel, module: nn.Module, ids: list[int]) -> torch.Tensor:  # (positions, vocabulary)
     logits: torch.Tensor = module(torch.tensor([ids], device=loaded.device))  # (1, T, V)
-    found = logits[0, -POSITIONS:, : loaded.adapter.vocab_size].float().cpu()
-    if not found.isfinite().all():
-        raise DataError(
-            "The model computes values that are not finite: its weights are damaged, or its training diverged.",
-            remedy="Export an earlier checkpoint: --checkpoint step_<N>.",
-            reason="not_finite",
-        )
-    return found
+    return logits[0, -POSITIONS:, : loaded.adapter.vocab_size].float().cpu()
+
+
+def logits_error(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    """Root mean square of the differences, relative to that of the logits around their mean; infinite where the shapes
+    differ."""
+    if [tensor.shape for tensor in ours] != [tensor.shape for tensor in theirs]:
+        return float("inf")
+    ours_flat = torch.cat(ours)  # (positions, V)
+    centered = ours_flat - ours_flat.mean(-1, keepdim=True)
+    size = centered.square().mean().sqrt().clamp_min(1e-12)
+    return float((torch.cat(theirs) - ours_flat).square().mean().sqrt() / size)
+
+
+def continued(loaded: LoadedModel, module: nn.Module, prompt: list[int], stop_ids: Sequence[int]) -> dict[str, Any]:
+    """Three fields of Expected: the tokens after the prompt, their text, and the logits they were chosen from."""
+    count = max(1, min(NEW_TOKENS, loaded.adapter.context_length() - len(prompt)))
+    continuation, choices = _continue(loaded, module, prompt, count, stop_ids)
+    known = [token for token in continuation if token < loaded.tokenizer.vocab_size]
+    return {"continuation": continuation, "continued_text": loaded.tokenizer.decode(known), "choices": choices}
 
 
 def _continue(

@@ -138,6 +138,16 @@ def _tensor_type(name: str, tensor: torch.Tensor, dtype: str) -> Any:
     return gguf.GGMLQuantizationType[_TYPES[dtype]]
 
 
+def round_like_gguf(name: str, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+    """A tensor as float32 after it was in a GGUF file; `name` in the model in memory."""
+    import gguf
+
+    is_positions = name.endswith("wpe.weight")
+    kind = _tensor_type(_POSITIONS if is_positions else name, tensor, dtype)
+    stored = gguf.quants.quantize(tensor.float().contiguous().cpu().numpy(), kind)
+    return torch.from_numpy(gguf.quants.dequantize(stored, kind))
+
+
 def _add_vocabulary(writer: Any, vocabulary: Vocabulary) -> None:
     writer.add_tokenizer_model("gpt2")  # byte-level BPE
     writer.add_tokenizer_pre(vocabulary.pre)

@@ -15,7 +15,7 @@ from llmtrain.models.gpt.format_files import State
 from llmtrain.models.gpt.gpt2_format import gpt2_config, read_gpt2, write_gpt2
 from llmtrain.models.gpt.kv_cache import KVCache
 from llmtrain.models.gpt.model import GPT, LanguageModel
-from llmtrain.models.gpt.modern import ModernGPT, fused_rows
+from llmtrain.models.gpt.modern import ModernGPT, fold_norms, fused_rows
 from llmtrain.models.gpt.modern_formats import (
     nanochat_config,
     qwen3_config,
@@ -149,6 +149,10 @@ class GPTAdapter(ModelAdapter):
     def select_rows(self, cache: Any, rows: torch.Tensor) -> None:
         assert isinstance(cache, KVCache)
         cache.select_rows(rows)
+
+    def fold_weights(self, module: nn.Module) -> None:
+        if isinstance(module, ModernGPT) and module.has_embedding_norm:
+            fold_norms(module)
 
     def export(
         self, module: nn.Module, directory: Path, end_of_text: int | None = None, dtype: str = "float32"

@@ -177,6 +177,23 @@ def fused_rows(config: ModernGptSection) -> dict[str, list[int]]:
     return rows
 
 
+@torch.no_grad()
+def fold_norms(model: ModernGPT) -> None:
+    """Multiply the weights of the norms of a `relu2` into the matrices behind them, as its export has them."""
+    vocabulary, width = model.head_weight.shape
+    head = Linear(width, vocabulary)
+    head.weight.copy_(model.head_weight * model.norm_f.weight)
+    model.lm_head = head.to(model.head_weight.device)  # no longer tied: the embedding has no norm behind it
+    model.norm_f.weight.fill_(1.0)
+    for block in model.h:
+        assert isinstance(block, ModernBlock)
+        assert isinstance(block.mlp, SquaredReLU)
+        block.attn.qkv.weight.mul_(block.norm_1.weight)
+        block.mlp.up.weight.mul_(block.norm_2.weight)
+        block.norm_1.weight.fill_(1.0)
+        block.norm_2.weight.fill_(1.0)
+
+
 def init_parameter(name: str, parameter: torch.Tensor, seed: int) -> None:
     """Initialize one parameter. Its values depend on the seed, its name and its shape only, so that any process can
     reproduce it alone. Weights of norms are one and output projections zero: at the start, every block is the

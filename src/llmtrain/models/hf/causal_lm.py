@@ -60,6 +60,7 @@ from llmtrain.models.hf.lora import (
     describe_adapted,
     has_adapter,
     lora_layers,
+    merge_adapters,
     save_adapter,
 )
 from llmtrain.models.hf.probes import changes_logits, is_multimodal, unreached_by_text
@@ -370,10 +371,9 @@ class HFCausalLMAdapter(ModelAdapter):
         from safetensors import SafetensorError
 
         assert isinstance(module, CausalLM)
-        model = module.model
         if has_adapter(module):
-            model = model.float().merge_and_unload()
-        model = model.to(getattr(torch, dtype))
+            merge_adapters(module)
+        model = module.model.to(getattr(torch, dtype))
         model.config.use_cache = True
         quiet_libraries()
         generation = getattr(model, "generation_config", None)

@@ -226,6 +226,12 @@ def has_adapter(module: nn.Module) -> bool:
     return hasattr(getattr(module, "model", None), "peft_config")
 
 
+def merge_adapters(module: nn.Module) -> None:
+    """Add the adapters to the weights, in float32, and remove them."""
+    adapted: Any = module.model
+    module.model = adapted.float().merge_and_unload()
+
+
 def is_adapter_weight(name: str) -> bool:
     return ".lora_" in name
 

@@ -119,6 +119,8 @@ def _item(value: dict[str, Any], kind: Kind, place: str) -> Item:
         stops = [until] if isinstance(until, str) else until
         if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
             raise DataError(f"{place}: until must be a text or a list of texts, got {json.dumps(until):.60}.")
+        for stop in stops:
+            _check_encodable(stop, "until", place)
         return Item(
             _text(value["prompt"], "prompt", place), (), _text(value["answer"], "answer", place).strip(), tuple(stops)
         )
@@ -148,11 +150,15 @@ def _text(value: Any, field: str, place: str) -> str:
         raise DataError(f"{place}: {field} must be text, got {json.dumps(value):.60}.")
     if not value.strip():
         raise DataError(f"{place}: {field} is empty.")
+    _check_encodable(value, field, place)
+    return value
+
+
+def _check_encodable(text: str, field: str, place: str) -> None:
     try:
-        value.encode()
+        text.encode()
     except UnicodeEncodeError:
         raise DataError(f"{place}: {field} contains an unpaired surrogate, which is not text.") from None
-    return value
 
 
 # Scores
