@@ -89,12 +89,25 @@ class CompileCache:
         partial.mkdir(mode=0o700)
         try:
             with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-                archive.extractall(partial, filter="data")
+                _extract(archive, partial)
         except (OSError, tarfile.TarError) as problem:  # no space, say
             warn("TRAIN", f"the compiled code in {self.path} cannot be unpacked: {problem}")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(mode=0o700)
         partial.rename(self.local)
+
+
+def _extract(archive: tarfile.TarFile, folder: Path) -> None:
+    """Not extractall: Python has its filters, which keep files inside the folder, only since 3.11.4."""
+    for member in archive:
+        target = folder / member.name
+        file = archive.extractfile(member)
+        if file is None or not target.resolve().is_relative_to(folder.resolve()):
+            raise tarfile.TarError(f"{member.name} is not a file inside of the directory")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.read())
+        target.chmod(0o700)
+        os.utime(target, (member.mtime, member.mtime))
 
 
 @contextmanager
