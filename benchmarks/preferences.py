@@ -155,7 +155,8 @@ def compare(options: argparse.Namespace) -> None:
                 for name, values in ratios.items():
                     values.append(sides["dpo"][name] / sides["sft"][name])
                 shown = "; ".join(
-                    f"{side} {1 / each['seconds_per_token']:,.0f} tokens/s, {each['memory'] / 1e9:.2f} GB"
+                    f"{side} {1 / each['seconds_per_token']:,.0f} tokens/s, "
+                    f"{1000 * each['cpu_seconds_per_token']:.2f} CPU ms per token, {each['memory'] / 1e9:.2f} GB"
                     for side, each in sides.items()
                 )
                 print(f"round {number + 1}: {shown}; references {sides['dpo']['reference_seconds']:.1f} s", flush=True)
