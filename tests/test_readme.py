@@ -3,8 +3,6 @@
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,37 +14,33 @@ from llmtrain.config.load import load_config
 from llmtrain.launch.manifests import render
 from llmtrain.launch.plan_job import plan_job
 from llmtrain.registry import KINDS
-from real_model import smollm2
 from tiny_llama import make_examples, make_model
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run_tour(page, directory, is_compared=True, part=0, timeout=90):
-    """Run the commands of one part of a page, each in its own process (forked, so torch is imported once), and compare
-    their output with what the page shows, numbers masked. Returns the output of each llmtrain command."""
+def run_tour(page, directory, is_compared=True):
+    """Run the commands of a page, each in its own process (forked, so torch is imported once), and compare their output
+    with what the page shows, numbers masked. Returns the number of commands."""
     text = (ROOT / page).read_text()
     readme_tour.write_files(text, directory)
-    outputs = []
-    for match in readme_tour.BLOCK.finditer(readme_tour.tours(text)[part]):
+    ran = 0
+    for match in readme_tour.BLOCK.finditer(readme_tour.tour(text)):
         for command, shown in readme_tour.examples(match[2]):
             program, *words = shlex.split(command)
-            if program == "python":
-                subprocess.run([sys.executable, *words], cwd=directory, check=True)
-                continue
             assert program == "llmtrain"
             done = ranks.start_cli(*words, cwd=directory, env={"COLUMNS": "100", "HOME": str(directory)})
-            assert done.wait(timeout) == int(match[1] or 0), f"{command}\n{done.out}\n{done.err}"
+            assert done.wait() == int(match[1] or 0), f"{command}\n{done.out}\n{done.err}"
             output = done.out if "--json" in words else done.err + done.out
             real = readme_tour.portable(output).rstrip().splitlines()
             if is_compared:
                 assert readme_tour.is_shown_output(command, shown, real), f"{command}\n" + "\n".join(real)
-            outputs.append(output)
-    return outputs
+            ran += 1
+    return ran
 
 
 def test_readme_commands_succeed(tmp_path):
-    assert len(run_tour("README.md", tmp_path)) == 2
+    assert run_tour("README.md", tmp_path) == 2
     assert (tmp_path / "runs" / "first" / "finished.json").is_file()
 
 
@@ -57,14 +51,14 @@ def test_readme_config_is_15_lines_and_sets_what_it_shows():
 
 
 def test_tour_commands_succeed(tmp_path):
-    assert len(run_tour("docs/tour.md", tmp_path)) >= 16
+    assert run_tour("docs/tour.md", tmp_path) >= 16
     assert (tmp_path / "exported" / "model.safetensors").is_file()
     assert (tmp_path / "my-tokenizer" / "tokenizer.json").is_file()
 
 
 @pytest.mark.slow
 def test_distributed_guide_commands_succeed_with_equal_hashes(tmp_path):
-    assert len(run_tour("docs/distributed.md", tmp_path)) >= 7
+    assert run_tour("docs/distributed.md", tmp_path) >= 7
     hashes = [json.loads((tmp_path / "runs" / run / "finished.json").read_text()) for run in ("pair", "single")]
     assert hashes[0]["state_sha256"] == hashes[1]["state_sha256"]
 
@@ -73,24 +67,9 @@ def test_fine_tuning_guide_commands_succeed(tmp_path):
     make_model(tmp_path / readme_tour.MODEL_AT, max_position_embeddings=512)
     make_examples(tmp_path / "data/train.jsonl", 300)
     make_examples(tmp_path / "data/val.jsonl", 30, 500)
-    assert len(run_tour(readme_tour.FINE_TUNING, tmp_path, is_compared=False)) >= 6  # the page shows a real model
+    assert run_tour(readme_tour.FINE_TUNING, tmp_path, is_compared=False) >= 6  # the page shows a real model
     assert (tmp_path / "my-model" / "model.safetensors").is_file()
     assert (tmp_path / "my-adapter" / "adapter_model.safetensors").is_file()
-
-
-@pytest.mark.slow
-@pytest.mark.shared
-@pytest.mark.hf
-@pytest.mark.timeout(1500)
-def test_preference_guide_changes_the_answers_of_a_real_model(tmp_path, shared_data):
-    (tmp_path / readme_tour.MODEL_AT).parent.mkdir(parents=True)
-    (tmp_path / readme_tour.MODEL_AT).symlink_to(smollm2(tmp_path))
-    (tmp_path / "data").symlink_to(shared_data / "instruct")
-    outputs = run_tour(readme_tour.FINE_TUNING, tmp_path, part=1, timeout=400)
-    before, _, _, _, after = outputs
-    assert "hope this helps" not in before
-    assert after.rstrip().endswith("I hope this helps!")
-    assert len(after) < len(before)
 
 
 def test_guides_show_every_command():

@@ -27,7 +27,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"```console(?: exit=(\d+))?\n(.*?)```", re.S)
 FILE = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", re.S)
-TOUR = re.compile(r"<!-- tour -->.*?<!-- /tour -->", re.S)
 MAX_LINES = 24
 MAX_WIDTH = 118
 PAGES = ("README.md", "docs/tour.md", "docs/distributed.md")
@@ -58,9 +57,9 @@ def is_interrupted(body: str) -> bool:
     return CTRL_C in body.splitlines()
 
 
-def tours(text: str) -> list[str]:
-    """The parts of a page whose commands are run, in order."""
-    return TOUR.findall(text)
+def tour(text: str) -> str:
+    """The part of a page whose commands are run."""
+    return text[text.index("<!-- tour -->") : text.index("<!-- /tour -->")]
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,7 @@ def run(command: str, directory: Path, expect: int, cluster: Cluster | None = No
     if cluster:
         command = command.replace(IMAGE_AT, cluster.image)
         environment["KUBECONFIG"] = cluster.kubeconfig
-    program, *words = shlex.split(command)
-    arguments = [sys.executable, *words] if program == "python" else [sys.executable, "-m", program, *words]
+    arguments = [sys.executable, "-m", *shlex.split(command)]
     # With --json only standard output is read; log lines go to standard error.
     errors = subprocess.DEVNULL if "--json" in arguments else subprocess.STDOUT
     process = subprocess.Popen(
@@ -216,6 +214,7 @@ def cluster_from_env() -> Cluster:
 
 def rewrite(path: Path) -> None:
     text = path.read_text()
+    before = tour(text)
     cluster = None
     if str(path.relative_to(ROOT)) in CLUSTER_PAGES:
         cluster = cluster_from_env()
@@ -233,7 +232,8 @@ def rewrite(path: Path) -> None:
             flag = f" exit={match[1]}" if match[1] else ""
             return f"```console{flag}\n" + "\n".join(lines) + "\n```"
 
-        path.write_text(TOUR.sub(lambda part: BLOCK.sub(fill, part[0]), text))
+        after = BLOCK.sub(fill, before)
+    path.write_text(text.replace(before, after))
 
 
 if __name__ == "__main__":
