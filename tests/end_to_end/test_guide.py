@@ -35,7 +35,7 @@ def user_of_the_guide(kube: Kube) -> Path:
 @pytest.mark.slow
 def test_every_command_of_the_guide_works(kube: Kube) -> None:
     cluster = readme_tour.Cluster(str(user_of_the_guide(kube)), kube.image)
-    tours = "\n".join("".join(readme_tour.tours((ROOT / page).read_text())) for page in readme_tour.CLUSTER_PAGES)
+    tours = "\n".join(readme_tour.tour((ROOT / page).read_text()) for page in readme_tour.CLUSTER_PAGES)
     shown = {}
     for match in readme_tour.BLOCK.finditer(tours):
         interrupt = readme_tour.is_interrupted(match[2])
