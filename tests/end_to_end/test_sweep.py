@@ -36,7 +36,7 @@ def test_sweep_survives_its_driver_and_ends_as_on_this_machine(kube: Kube) -> No
     kube.wait("tried-0", lambda status: status["state"] in ("running", "finished"), within=180)
     driver.kill()
     driver.wait()
-    done = kube.llmtrain("sweep", "--resume", "tried", "--json", timeout=900)
+    done = kube.local("sweep", "--resume", "tried", "--json", "--kubeconfig", str(kube.kubeconfig), timeout=900)
     table = done.json
     assert table["is_complete"]
     assert [row["step"] for row in table["rows"]].count(12) == 1
