@@ -28,6 +28,8 @@ from llmtrain.config.task_specs import TaskSpec, parse_tasks
 from llmtrain.errors import UsageError
 
 DEFAULT_STEPS = 1000
+BF16_ACTIVATIONS = ("bf16", "fp8")
+"""Precisions whose activations are bfloat16."""
 FP8_MULTIPLE = 16
 """Widths of matrices that a GPU multiplies in FP8 are multiples of this."""
 OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -168,7 +170,7 @@ class TrainerSection(Section):
     @property
     def computes_in_bf16(self) -> bool:
         """Whether activations are bfloat16."""
-        return self.precision in ("bf16", "fp8")
+        return self.precision in BF16_ACTIVATIONS
 
     @property
     def steps(self) -> int:

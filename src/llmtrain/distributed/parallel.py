@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from llmtrain.config.distributed import DistributedSection
+from llmtrain.config.trainer import BF16_ACTIVATIONS
 from llmtrain.core.text import first_names
 from llmtrain.distributed.deterministic_reduce import GradientTree
 from llmtrain.distributed.world import World
@@ -124,7 +125,7 @@ class FSDPModel(ParallelModel):
         mesh = init_device_mesh(world.device.type, (world.world_size,))
         # Weights are gathered and computed with in bfloat16; gradients are reduced, and weights stored, in float32.
         policy = MixedPrecisionPolicy()
-        if precision in ("bf16", "fp8"):
+        if precision in BF16_ACTIVATIONS:
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for block in blocks:  # before the module: it gets the parameters that are in no block
             fully_shard(block, mesh=mesh, mp_policy=policy)

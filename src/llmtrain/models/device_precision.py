@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from llmtrain.config.schema import Config
-from llmtrain.config.trainer import TrainerSection
+from llmtrain.config.trainer import BF16_ACTIVATIONS, TrainerSection
 from llmtrain.models.base import ModelAdapter
 
 Autocast = Callable[[], AbstractContextManager[None]]
@@ -31,7 +31,7 @@ def with_device_precision(config: Config, device: torch.device) -> Config:
 
 def cast_dtype(trainer: TrainerSection, adapter: ModelAdapter, device: torch.device) -> torch.dtype | None:
     """The data type to which weights are cast where they are used; None: they are used as they are stored."""
-    is_bf16 = compute_precision(trainer, device) in ("bf16", "fp8")
+    is_bf16 = compute_precision(trainer, device) in BF16_ACTIVATIONS
     if is_bf16 and adapter.numerics.casts_weights and adapter.can_cast_weights:
         return torch.bfloat16
     return None
@@ -39,7 +39,7 @@ def cast_dtype(trainer: TrainerSection, adapter: ModelAdapter, device: torch.dev
 
 def autocast_for(trainer: TrainerSection, adapter: ModelAdapter, device: torch.device) -> Autocast:
     """The context of every forward pass: autocast for a bf16 model whose weights are not cast."""
-    is_bf16 = compute_precision(trainer, device) in ("bf16", "fp8")
+    is_bf16 = compute_precision(trainer, device) in BF16_ACTIVATIONS
     if not is_bf16 or cast_dtype(trainer, adapter, device):
         return nullcontext
     return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
