@@ -51,3 +51,22 @@ def train(tmp_path: Path, cache: Path) -> Train:
         return Done(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> list[str]:
+    """Settings of a tiny Llama that is fine-tuned, without a learning rate."""
+    pytest.importorskip("peft")
+    from tiny_llama import make_examples, make_model
+
+    model = make_model(tmp_path / "model", hidden_size=128, intermediate_size=256)
+    rows, val = make_examples(tmp_path / "train.jsonl", 64), make_examples(tmp_path / "val.jsonl", 8, first=100)
+    return [
+        "model.name=hf_causal_lm",
+        f"model.path={model}",
+        "data.name=instruct_jsonl",
+        f"data.train_file={rows}",
+        f"data.val_file={val}",
+        "data.tokenizer=",
+        "trainer.eval_batches=",
+    ]

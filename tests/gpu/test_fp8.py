@@ -23,22 +23,8 @@ def _needs_fp8() -> None:
 
 
 @pytest.fixture
-def llama(tmp_path: Path) -> list[str]:
-    pytest.importorskip("peft")
-    from tiny_llama import make_examples, make_model
-
-    model = make_model(tmp_path / "model", hidden_size=128, intermediate_size=256)
-    rows, val = make_examples(tmp_path / "train.jsonl", 64), make_examples(tmp_path / "val.jsonl", 8, first=100)
-    return [
-        "model.name=hf_causal_lm",
-        f"model.path={model}",
-        "data.name=instruct_jsonl",
-        f"data.train_file={rows}",
-        f"data.val_file={val}",
-        "data.tokenizer=",
-        "trainer.eval_batches=",
-        "trainer.lr=3e-3",
-    ]
+def llama(llama: list[str]) -> list[str]:
+    return [*llama, "trainer.lr=3e-3"]
 
 
 def loss_and_gradients(module: Any, adapter: Any, tokens: Any) -> tuple[float, dict[str, Any]]:

@@ -166,23 +166,8 @@ def test_compile_changes_the_loss_by_rounding_only(train: Train) -> None:
 
 
 @pytest.fixture
-def lora(tmp_path: Path) -> list[str]:
-    pytest.importorskip("peft")
-    from tiny_llama import make_examples, make_model
-
-    model = make_model(tmp_path / "model", hidden_size=128, intermediate_size=256)
-    rows, val = make_examples(tmp_path / "train.jsonl", 64), make_examples(tmp_path / "val.jsonl", 8, first=100)
-    return [
-        "model.name=hf_causal_lm",
-        f"model.path={model}",
-        "model.lora.rank=8",
-        "data.name=instruct_jsonl",
-        f"data.train_file={rows}",
-        f"data.val_file={val}",
-        "data.tokenizer=",
-        "trainer.eval_batches=",
-        "trainer.lr=1e-2",
-    ]
+def lora(llama: list[str]) -> list[str]:
+    return [*llama, "model.lora.rank=8", "trainer.lr=1e-2"]
 
 
 @pytest.mark.parametrize(
