@@ -148,13 +148,10 @@ def _trace(
 
     try:
         with _tracing(tensors):
-            copies = [
-                tensor.detach().requires_grad_(needed) for tensor, needed in zip(tensors, needs_grad, strict=True)
-            ]
             compiled = aot_function(
                 function, without_gradients, partition_fn=partition, decompositions=select_decomp_table()
             )
-            compiled(copies)
+            compiled(_copies(tensors, needs_grad))
     except _TraceDone:
         pass
     except Exception as problem:
@@ -162,6 +159,24 @@ def _trace(
         raise BlockTraceError(message + one_line(problem, 300)) from problem
     outputs, spec = results[0]
     return _TracedBlock(memories[0], outputs, spec)
+
+
+def _copies(tensors: Sequence[Tensor], needs_grad: Sequence[bool]) -> list[Tensor]:
+    """Tensors of the same layout in memory of their own; those that share memory still do.
+
+    AOTAutograd leaves its graphs in reference cycles. With the tensors of the caller in them, the memory of the caller
+    would seem to be in use until Python's garbage collector runs, which it does at any time.
+    """
+    bases: dict[tuple[int, torch.dtype], Tensor] = {}
+    copies = []
+    for tensor, needed in zip(tensors, needs_grad, strict=True):
+        storage = tensor.untyped_storage()
+        key = (storage._cdata, tensor.dtype)
+        if key not in bases:
+            bases[key] = torch.empty(storage.nbytes() // tensor.itemsize, dtype=tensor.dtype, device=tensor.device)
+        view = bases[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        copies.append(view.detach().requires_grad_(needed))
+    return copies
 
 
 @contextmanager
