@@ -1,9 +1,14 @@
 """Compiled code outlives the machine, and only code that is intact and ours is used."""
 
+import fcntl
+import gzip
+import hashlib
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +52,16 @@ def saved(tmp_path: Path) -> Path:
     compiled(cache.local, "inductor/locks/code.lock")
     cache.save(29.0)
     return cache.path
+
+
+@pytest.fixture
+def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A temporary directory of its own, in a process that has not compiled anything."""
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
+    for name in (module.INDUCTOR_DIRECTORY, module.TRITON_DIRECTORY):
+        monkeypatch.setenv(name, "")  # so that it is restored, whatever torch sets it to
+        monkeypatch.delenv(name)
+    return tmp_path
 
 
 def test_another_machine_has_the_code(saved: Path, tmp_path: Path) -> None:
@@ -98,11 +113,56 @@ def test_file_of_another_user_is_ignored(
     assert "belongs to another user" in caplog.text
 
 
-def test_archive_does_not_leave_its_directory(saved: Path, tmp_path: Path) -> None:
-    import hashlib
-    import io
-    import tarfile
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["pipe", "device", "huge"])
+def test_what_is_no_regular_file_or_too_large_is_not_read(
+    saved: Path, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved.unlink()
+    if kind == "pipe":
+        os.mkfifo(saved)
+    elif kind == "device":
+        saved.symlink_to("/dev/zero")
+    else:
+        with saved.open("wb") as file:
+            file.truncate(module.MOST_BYTES + 1)
+    assert not new_machine(saved, tmp_path / "second").is_filled
+    assert ("at most" if kind == "huge" else "not a regular file") in caplog.text
 
+
+def test_second_start_on_a_machine_knows_how_long_compiling_took(saved: Path, tmp_path: Path) -> None:
+    again = CompileCache(saved, tmp_path / "first" / "key")
+    again.unpack()
+    assert (again.is_filled, again.compile_seconds) == (True, 29.0)
+    compiled(again.local, "inductor/cd/more.so")
+    again.save()
+    assert new_machine(saved, tmp_path / "second").compile_seconds == 29.0
+
+
+def test_local_directory_may_be_below_a_temporary_one(tmp_path: Path) -> None:
+    """As of TMPDIR=$(mktemp -d); what compilers are writing has such a name, too. Links are left out."""
+    cache = new_machine(tmp_path / "key.tar", tmp_path / "tmp.AbC")
+    compiled(cache.local)
+    compiled(cache.local, "triton/tmp.pid_3/kernel.so")
+    (cache.local / "link.so").symlink_to("inductor/ab/code.so")
+    cache.save()
+    other = new_machine(cache.path, tmp_path / "second")
+    assert [path.name for path in other.local.rglob("*") if path.is_file()] == ["code.so"]
+
+
+@pytest.mark.parametrize(
+    "content", [gzip.compress(b"x" * 2000)[:-30], gzip.compress(b"x" * 2000)], ids=["cut", "other"]
+)
+def test_archive_that_cannot_be_read_is_ignored(
+    saved: Path, tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    header = json.dumps({"sha256": hashlib.sha256(content).hexdigest()})
+    saved.write_bytes(header.encode() + b"\n" + content)
+    assert not new_machine(saved, tmp_path / "second").is_filled
+    assert "cannot be unpacked" in caplog.text
+
+
+def test_archive_does_not_leave_its_directory(saved: Path, tmp_path: Path) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         archive.addfile(tarfile.TarInfo("../outside"))
@@ -132,6 +192,86 @@ def test_old_files_are_deleted(tmp_path: Path) -> None:
     assert not (tmp_path / "cache" / "0.tar").exists()
 
 
+def test_files_of_killed_starts_are_deleted(saved: Path, tmp_path: Path) -> None:
+    killed = saved.with_name(f".{saved.name}.0123abcd.tmp")
+    other = saved.with_name(f".{saved.name}.4567abcd.tmp")
+    killed.touch()
+    other.touch()
+    os.utime(killed, (1, 1))
+    cache = new_machine(saved.with_name("other.tar"), tmp_path / "second")
+    compiled(cache.local)
+    cache.save()
+    assert not killed.exists()
+    assert other.exists(), "another process may be writing it"
+
+
+def directories_of_keys(folder: Path) -> set[str]:
+    return {path.name for path in (folder / f"llmtrain-compiled-{os.getuid()}").iterdir() if path.is_dir()}
+
+
+def test_unused_directories_of_a_machine_are_deleted(own_machine: Path) -> None:
+    local = own_machine / f"llmtrain-compiled-{os.getuid()}"
+
+    def start(key: str) -> None:
+        with module.compile_cache(own_machine / "volume", key):
+            pass
+
+    keys = [f"key-{number}" for number in range(module.MOST_FILES + 3)]
+    start(keys[0])
+    with (local / f"{keys[0]}.used").open() as still_running:
+        fcntl.flock(still_running, fcntl.LOCK_SH)
+        for number, key in enumerate(keys):
+            start(key)
+            os.utime(local / key, (number, number))
+        start(keys[-1])
+        assert directories_of_keys(own_machine) == {keys[0], *keys[-module.MOST_FILES :]}
+    start(keys[-1])
+    assert keys[0] not in directories_of_keys(own_machine)
+
+
+def test_what_killed_starts_have_left_of_directories_is_deleted(own_machine: Path) -> None:
+    local = module._private_directory()
+    for name in ("key.partial", "key.deleted", "other.deleted", "used.partial"):
+        (local / name).mkdir()
+        (local / name / "code.so").touch()
+    with (local / "used.used").open("a+") as unpacking:
+        fcntl.flock(unpacking, fcntl.LOCK_SH)
+        with module.compile_cache(own_machine / "volume", "third"):
+            assert directories_of_keys(own_machine) == {"third", "used.partial"}
+
+
+def test_processes_of_a_machine_use_the_directory_together(own_machine: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+from llmtrain.training.compile_cache import compile_cache
+with compile_cache(Path(sys.argv[1]), "key") as cache:
+    print(cache.local.is_dir(), flush=True)
+"""
+    command = [sys.executable, "-c", program, str(own_machine / "volume")]
+    environment = {**os.environ, "TMPDIR": str(own_machine)}
+    with module.compile_cache(own_machine / "volume", "key") as cache:
+        assert cache is not None
+        with cache.local.with_suffix(".used").open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for name in (module.INDUCTOR_DIRECTORY, module.TRITON_DIRECTORY):
+            environment.pop(name, None)
+        second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit(60))
+    assert second.stdout == "True\n", second.stderr
+
+
+def test_default_that_torch_has_set_is_not_the_users_choice(own_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    assert cache_dir() == os.environ[module.INDUCTOR_DIRECTORY]
+    with module.compile_cache(own_machine / "volume", "key") as cache:
+        assert cache is not None
+        assert os.environ[module.INDUCTOR_DIRECTORY] == str(cache.local / "inductor")
+    monkeypatch.setenv(module.INDUCTOR_DIRECTORY, str(own_machine / "chosen"))
+    with module.compile_cache(own_machine / "volume", "key") as cache:
+        assert cache is None
+
+
 def test_local_directory_must_be_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
     folder = tmp_path / f"llmtrain-compiled-{os.getuid()}"
@@ -145,13 +285,8 @@ def test_local_directory_must_be_ours_alone(tmp_path: Path, monkeypatch: pytest.
         module._private_directory()
 
 
-def test_file_depends_on_what_is_compiled(
-    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
-    for name in (module.INDUCTOR_DIRECTORY, module.TRITON_DIRECTORY):
-        monkeypatch.delenv(name, raising=False)
-
+@pytest.mark.usefixtures("own_machine")
+def test_file_depends_on_what_is_compiled(make_config: MakeConfig) -> None:
     def key(**changes: object) -> str:
         config = make_config(trainer__compile=True, **changes)
         with starting_up(config, World(device=torch.device("cpu")), 0.0) as start:
@@ -186,6 +321,9 @@ def test_restarted_machine_compiles_nothing(make_config: MakeConfig, tmp_path: P
         file.write_text(dump_config(config))
         command = [sys.executable, "-m", "llmtrain", "train", "--config", str(file), "--json", *words]
         environment = {**os.environ, "TMPDIR": str(tmp_path / machine), "LLMTRAIN_FAULT": fault}
+        # torch sets them when another test compiles in this process
+        for name in (module.INDUCTOR_DIRECTORY, module.TRITON_DIRECTORY):
+            environment.pop(name, None)
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit(300))
 
     changes = {

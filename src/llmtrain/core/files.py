@@ -8,7 +8,7 @@ import os
 import secrets
 import stat
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from llmtrain.errors import TrainingFailed
 
@@ -104,11 +104,20 @@ def file_sha256(path: Path) -> str:
 
 def open_text(path: Path, errors: str = "strict") -> TextIO:
     """Open a regular file for reading; raises OSError for a named pipe, on which `open` would block."""
+    return os.fdopen(_open_regular(path), encoding="utf-8", errors=errors)
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """As open_text, for a file that is no text."""
+    return os.fdopen(_open_regular(path), "rb")
+
+
+def _open_regular(path: Path) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return os.fdopen(descriptor, encoding="utf-8", errors=errors)
+    return descriptor
 
 
 def read_json(path: Path) -> Any:

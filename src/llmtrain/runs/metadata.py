@@ -57,12 +57,22 @@ def collect_metadata(run_id: str, name: str, device: str) -> dict[str, Any]:
 def cpu_name() -> str:
     """The model of this machine's CPU; its architecture where the system does not name the model, as on many ARM
     machines."""
+    return _cpu_info("model name") or cpu_architecture()
+
+
+def cpu_flags() -> str:
+    """The instructions of this machine's CPU as Linux names them on x86_64 and aarch64; empty on other systems."""
+    return _cpu_info("flags|Features")
+
+
+def _cpu_info(field: str) -> str:
+    """The first value of a field, a regular expression; empty where the system does not have it."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        text = ""
-    found = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
-    return " ".join(found[1].split()) if found else cpu_architecture()
+        return ""
+    found = re.search(rf"^(?:{field})\s*:\s*(\S.*)$", text, re.MULTILINE)
+    return " ".join(found[1].split()) if found else ""
 
 
 def cpu_architecture() -> str:
