@@ -55,6 +55,19 @@ class TestTrain:
         assert re.fullmatch(r"[0-9a-f]{64}", result["state_sha256"])
         assert json.loads((workdir / "runs/mine/finished.json").read_text()) == result
 
+    def test_start_is_profiled(self, train) -> None:
+        done = train("output.run_id=mine", more=["--profile-start", "--json"])
+        assert done.code == 0, done.err
+        lines = done.err.splitlines()
+        first = next(number for number, line in enumerate(lines) if line.startswith("phase of the start"))
+        rows = {line[:18].strip(): float(line[18:].split()[0]) for line in lines[first + 1 :]}
+        total = rows.pop("in all")
+        assert {"reading data", "first step"} < rows.keys()
+        assert sum(rows.values()) == pytest.approx(total, abs=0.01 * len(rows))
+        assert rows.keys() == done.json["timing"]["start"].keys()
+        refused = train("output.run_id=mine", more=["--profile-start", "--dry-run"])
+        assert (refused.code, "--profile-start" in refused.err) == (64, True)
+
     def test_run_directory_files(self, train, workdir: Path) -> None:
         assert train("output.run_id=mine", "run.notes=remember").code == 0
         run = workdir / "runs" / "mine"

@@ -159,7 +159,7 @@ def _started(value: Row) -> str | None:
 def _start_up(value: Row) -> str | None:
     """`12.1 s, 7.8 s of it: loading torch`: of the last start that trained."""
     for row in reversed(value["generations"]):
-        seconds = start_seconds(row)
+        seconds = start_seconds(row.get("start_seconds"))
         if seconds:
             longest = max(seconds, key=seconds.__getitem__)
             return f"{sum(seconds.values()):.1f} s, {seconds[longest]:.1f} s of it: {longest}"

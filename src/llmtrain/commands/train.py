@@ -25,10 +25,12 @@ from llmtrain.commands.processes import diagnosed_join_errors, forwarded_options
 from llmtrain.core.files import is_full
 from llmtrain.core.logs import is_debugging, setup_logging
 from llmtrain.core.progress import phases
-from llmtrain.core.terminal import discard, printable, stream_width
+from llmtrain.core.terminal import discard, format_table, printable, say, stream_width
 from llmtrain.core.text import plural
 from llmtrain.errors import TrainingFailed, UsageError
 from llmtrain.runs.directory import new_run
+from llmtrain.runs.generations import start_seconds
+from llmtrain.runs.json_values import dictionary
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import Config
@@ -62,6 +64,9 @@ def command(
             "--allow-config-change", help="Resume even though the config changed in a way that affects results."
         ),
     ] = False,
+    profile_start: Annotated[
+        bool, typer.Option("--profile-start", help="Print at the end how long each phase of the start took.")
+    ] = False,
     processes: Annotated[int | None, typer.Option(min=1, help="Number of processes on this machine.")] = None,
     max_restarts: Annotated[
         int, typer.Option(min=0, help="With --processes: restarts after a crash, from the newest checkpoint.")
@@ -72,7 +77,9 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Train a model. The default config is the preset gpt_stdlib."""
-    _check_options(from_, resume, dry_run, processes, {"model": model_local_dir, "tokenizer": tokenizer_local_dir})
+    _check_options(
+        from_, resume, dry_run, profile_start, processes, {"model": model_local_dir, "tokenizer": tokenizer_local_dir}
+    )
     from llmtrain.config.load import DEFAULT_PRESET
     from llmtrain.training.requirements import check_requirements
 
@@ -89,9 +96,11 @@ def command(
             options += ["--from", from_]
         if allow_config_change:
             options.append("--allow-config-change")
+        if profile_start:
+            options.append("--profile-start")
         train_in_processes(loaded, processes, max_restarts, resume, options)
         return
-    train_here(loaded, json_, resume, from_, dry_run, allow_config_change)
+    train_here(loaded, json_, resume, from_, dry_run, allow_config_change, profile_start)
 
 
 def train_here(
@@ -101,6 +110,7 @@ def train_here(
     from_: str | None = None,
     dry_run: bool = False,
     allow_config_change: bool = False,
+    profile_start: bool = False,
 ) -> None:
     """Train in this process."""
     if not (_is_launched() or resume or dry_run):  # of several processes, rank 0 may have created it already
@@ -125,7 +135,10 @@ def train_here(
             with diagnosed_join_errors(loaded):
                 result = run_training(loaded, resume, allow_config_change, stop, start_from=from_)
             if current_process_info(loaded.distributed).rank == 0:
-                _show(json_, result.as_dict())
+                values = result.as_dict()
+                if profile_start:
+                    say(_start_table(values), file=sys.stderr)
+                _show(json_, values)
 
 
 def _is_launched() -> bool:
@@ -136,12 +149,17 @@ def _is_launched() -> bool:
 
 
 def _check_options(
-    from_: str | None, resume: str | None, dry_run: bool, processes: int | None, directories: dict[str, str | None]
+    from_: str | None,
+    resume: str | None,
+    dry_run: bool,
+    profile_start: bool,
+    processes: int | None,
+    directories: dict[str, str | None],
 ) -> None:
     if "" in (from_, resume):
         raise UsageError("--from and --resume must not be empty.", remedy="Pass a run, or leave the option out.")
-    if dry_run and (resume or processes or from_):
-        raise UsageError("--dry-run cannot be combined with --resume, --processes or --from.")
+    if dry_run and (resume or processes or from_ or profile_start):
+        raise UsageError("--dry-run cannot be combined with --resume, --processes, --from or --profile-start.")
     if from_ and resume not in (None, "auto"):
         raise UsageError(
             "--from starts a new run and --resume continues one.", remedy="Pass one of them, or --resume auto."
@@ -184,6 +202,17 @@ def _load(
     if resume not in (None, "auto") and not is_checkpoint_path(str(resume)):
         find_run(loaded.output.root_dir, str(resume))  # a missing run is refused before torch is loaded
     return config, overrides, loaded
+
+
+def _start_table(result: dict[str, Any]) -> str:
+    """Seconds of each phase until the first step had ended."""
+    seconds = start_seconds(dictionary(result.get("timing")).get("start"))
+    total = sum(seconds.values())
+    rows = [["phase of the start", "seconds", "share"]]
+    for phase, value in seconds.items():
+        rows.append([phase, f"{value:.2f}", f"{value / total:.0%}" if total else "-"])
+    rows.append(["in all", f"{total:.2f}", ""])
+    return format_table(rows)
 
 
 def _show(as_json: bool, result: dict[str, Any]) -> None:

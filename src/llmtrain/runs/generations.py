@@ -29,10 +29,9 @@ def read_generations(run: RunDirectory) -> list[dict[str, Any]]:
     return valid_rows(read_json(run.generations))
 
 
-def start_seconds(row: dict[str, Any]) -> dict[str, float]:
-    """Phase of a start -> seconds; empty for a start that took no step, or a damaged row."""
-    recorded = dictionary(row.get("start_seconds"))
-    seconds = {short_text(phase): finite(value) for phase, value in recorded.items()}
+def start_seconds(recorded: Any) -> dict[str, float]:
+    """Phase of a start -> seconds, of what is recorded; empty for a start that took no step, or a damaged record."""
+    seconds = {short_text(phase): finite(value) for phase, value in dictionary(recorded).items()}
     return {phase: value for phase, value in seconds.items() if value is not None}
 
 
