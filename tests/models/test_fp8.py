@@ -51,6 +51,16 @@ def test_products_are_those_of_the_rounded_matrices(rows: int) -> None:
     assert (out - x @ weight.t()).norm() < 0.06 * out.norm()
 
 
+def test_expert_without_tokens() -> None:
+    layer = nn.Linear(16, 32)
+    use_fp8([nn.Sequential(layer)])
+    out = layer(torch.zeros(0, 16, requires_grad=True))
+    assert out.shape == (0, 32)
+    out.sum().backward()
+    assert layer.weight.grad is not None
+    assert not layer.weight.grad.any()
+
+
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 def test_largest_value_is_kept_exactly_and_zeros_stay_zeros(dtype: torch.dtype) -> None:
     for size in (1e-12, 1.0, 3e30):
@@ -139,6 +149,25 @@ def test_layers_of_other_widths_are_named() -> None:
 
 
 # LoRA
+
+
+@pytest.mark.parametrize("is_fp8", [False, True])
+def test_expert_with_adapter_but_without_tokens(is_fp8: bool) -> None:
+    peft = pytest.importorskip("peft", reason="needs the hf extra: pip install 'llmtrain[hf]'")
+    from llmtrain.models.hf.lora_groups import lora_linear
+
+    expert = nn.Sequential(nn.Linear(16, 32))
+    module = peft.get_peft_model(expert, peft.LoraConfig(r=4, target_modules=["0"]))
+    if is_fp8:
+        use_fp8([module])
+    layer = expert[0]
+    assert multiplies_in_fp8(layer.base_layer) == is_fp8
+    x = torch.zeros(0, 16, requires_grad=True)
+    (out,) = lora_linear(x, [layer])
+    assert out.shape == (0, 32)
+    out.sum().backward()
+    assert x.grad is not None
+    assert not layer.lora_A["default"].weight.grad.any()
 
 
 def test_frozen_weights_multiply_in_fp8(tmp_path: Path) -> None:

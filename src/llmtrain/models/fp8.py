@@ -76,7 +76,7 @@ def multiplies_in_fp8(part: nn.Module) -> bool:
 @cache
 def _fp8_class(kind: type[nn.Linear]) -> type[nn.Linear]:
     def forward(part: nn.Linear, x: Tensor) -> Tensor:
-        if not part.training:
+        if not part.training or x.numel() == 0:  # an expert that no token was sent to has nothing to scale by
             return kind.forward(part, x)
         stored = part._parameters["weight"]  # as an attribute it may be cast to bfloat16 (compute_dtype.py)
         out: Tensor = Fp8Linear.apply(x.reshape(-1, x.shape[-1]), stored)  # type: ignore[no-untyped-call]

@@ -32,7 +32,7 @@ class Fp8LoraLinears(torch.autograd.Function):
         ctx.save_for_backward(rows, low, a, w_scale, *b, *weights)
         ctx.count = count
         outputs = torch.split(out, [len(each) for each in weights], dim=1)
-        return tuple(output.view(*x.shape[:-1], -1) for output in outputs)
+        return tuple(output.view(*x.shape[:-1], output.shape[1]) for output in outputs)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Any, ...]:
@@ -50,7 +50,7 @@ class Fp8LoraLinears(torch.autograd.Function):
             operands = [grad, scale, columns, w_scale]
         function = _backward_operator if torch.compiler.is_compiling() else _backward_products
         grad_x, grad_a, *grad_b = function(operands, grads, rows, low, a, b, needs_input)
-        grad_input = grad_x.view(*upstream[0].shape[:-1], -1) if needs_input else None
+        grad_input = grad_x.view(*upstream[0].shape[:-1], grad_x.shape[1]) if needs_input else None
         return grad_input, grad_a, None, *grad_b, *[None] * (2 * count)
 
 

@@ -90,7 +90,9 @@ def lora_linear(x: Tensor, layers: Sequence[Any]) -> list[Tensor]:
         biases.append(None if bias is None else bias.to(dtype))
     stacked = torch.cat(a) if len(a) > 1 else a[0]  # (ranks, in)
     tensors = (*b, *weights, *biases)
-    function = Fp8LoraLinears if multiplies_in_fp8(layers[0].base_layer) else _LoraLinears
+    # An expert that no token was sent to has nothing to scale by.
+    is_fp8 = multiplies_in_fp8(layers[0].base_layer) and x.numel() > 0
+    function = Fp8LoraLinears if is_fp8 else _LoraLinears
     return list(function.apply(x.to(dtype), stacked.to(dtype), len(layers), *tensors))  # type: ignore[no-untyped-call]
 
 
@@ -107,7 +109,7 @@ class _LoraLinears(torch.autograd.Function):
         *outputs, low = function(rows, a, list(b), list(weights), list(biases))
         ctx.save_for_backward(rows, low, a, *b, *weights)
         ctx.count = count
-        return tuple(output.view(*x.shape[:-1], -1) for output in outputs)
+        return tuple(output.view(*x.shape[:-1], output.shape[1]) for output in outputs)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Any, ...]:
@@ -117,7 +119,7 @@ class _LoraLinears(torch.autograd.Function):
         function = _backward_operator if torch.compiler.is_compiling() else backward_products
         needs_input = ctx.needs_input_grad[0]
         grad_x, grad_a, *grad_b = function(grads, rows, low, a, tensors[:count], tensors[count:], needs_input)
-        grad_input = grad_x.view(*upstream[0].shape[:-1], -1) if needs_input else None
+        grad_input = grad_x.view(*upstream[0].shape[:-1], grad_x.shape[1]) if needs_input else None
         return grad_input, grad_a, None, *grad_b, *[None] * (2 * count)
 
 
