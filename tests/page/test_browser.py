@@ -249,7 +249,7 @@ APPEND_TWICE = """async () => {
   const total = () => panel.data.get(key).curves["train/loss"].total, begin = panel.data.get(key).end, seen = [total()];
   const train = { step: [51], time: [0], tokens: [0], "train/loss": [3] };
   for (const name of Object.keys(panel.data.get(key).curves)) train[name] ??= [null];
-  const rows = { key, begin, end: begin + 9, train, eval: { step: [] } };
+  const rows = { key, begin, end: begin + 9, train, eval: { step: [] }, sources: {} };
   for (const _ of [1, 2]) {
     panel.append(key, rows);
     seen.push(total());
@@ -359,6 +359,34 @@ def test_scores_on_tasks_are_curves_beside_the_losses(root: Path, serve_page: Se
     page.click("[data-axis=time]")
     viewer.wait_text(f"{chart} .shown", "2 of 2 points")
     write_task_scores(runs[1], 40, {"hellaswag": {"metrics": {"acc": 0.4}}})
+    page.goto(page.url.split("#")[0] + "#/compare/local/one,local/two")
+    viewer.wait_text(f"{chart} .shown", "3 of 3 points")
+    viewer.wait_text(f"{chart} .legend", "two")
+    assert viewer.errors == []
+
+
+def write_source_loss(run: Path, step: int, source: str, loss: float) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        row = {"step": step, "val/loss": loss, f"val/loss/{source}": loss, "time": time.time()}
+        file.write(json.dumps(row) + "\n")
+
+
+def test_losses_of_sources_are_curves_beside_the_losses(root: Path, serve_page: Serve, viewer: Viewer) -> None:
+    chart = '[data-chart="val/loss/web"]'
+    runs = [make_run(root, name, steps=39, max_steps=80, state="running") for name in ("one", "two")]
+    page = viewer.enter(serve_page(root), "run/local/one")
+    viewer.wait_text(LOSS, "39 of 39 points")
+    write_source_loss(runs[0], 40, "web", 2.5)
+    viewer.wait_text(f"{chart} .shown", "1 of 1 points")
+    viewer.wait_text(f"{chart} h3", "Validation loss: web")
+    charts = page.evaluate("[...document.querySelectorAll('[data-chart]')].map((each) => each.dataset.chart)")
+    assert charts.index("loss") < charts.index("val/loss/web") < charts.index("lr")
+    write_rows(runs[0], 41, 41, 0.0, 0.5, 6e-4, 80)
+    write_source_loss(runs[0], 42, "web", 2.25)
+    viewer.wait_text(f"{chart} .shown", "2 of 2 points")
+    page.click("[data-axis=tokens]")
+    viewer.wait_text(f"{chart} .shown", "2 of 2 points")
+    write_source_loss(runs[1], 40, "web", 2.0)
     page.goto(page.url.split("#")[0] + "#/compare/local/one,local/two")
     viewer.wait_text(f"{chart} .shown", "3 of 3 points")
     viewer.wait_text(f"{chart} .legend", "two")

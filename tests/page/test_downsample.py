@@ -161,6 +161,29 @@ def test_axes_begin_at_zero_seconds_and_evaluations_have_tokens(tmp_path: Path) 
     assert tokens == [step * 524_288 for step in range(5, 101, 5)]
 
 
+def test_losses_of_sources_are_curves(tmp_path: Path) -> None:
+    """A source has values from the first evaluation that knows it, as after a resume with another mixture."""
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"step": 5, "val/loss": 3.0}, {"step": 10, "val/loss": 2.0, "val/loss/web": 2.5}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    series = MetricsSeries(path)
+    series.refresh()
+    assert series.source_curves("step", 100) == {"val/loss/web": {"x": [10], "y": [2.5], "total": 1}}
+    rows = [{"step": 15, "val/loss": 1.5, "val/loss/web": 1.0, "val/loss/books": 2.0}, {"step": 20, "val/loss": 1.0}]
+    with path.open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+    series.refresh()
+    curves = series.source_curves("step", 100)
+    assert {name: (curve["x"], curve["y"]) for name, curve in curves.items()} == {
+        "val/loss/web": ([10, 15], [2.5, 1.0]),
+        "val/loss/books": ([15], [2.0]),
+    }
+    with path.open("a") as file:
+        file.write(json.dumps({"step": 25, "val/loss": 1.0, **{f"val/loss/{n}": 1.0 for n in range(1000)}}) + "\n")
+    series.refresh()
+    assert len(series.source_curves("step", 100)) == 32, "a damaged file does not make any number of charts"
+
+
 def test_cache_keeps_bounded_number_of_rows(tmp_path: Path) -> None:
     cache = SeriesCache(max_rows=150)
     paths = [make_run(tmp_path, f"run-{number}", steps=100, extras=False) / "metrics.jsonl" for number in range(3)]

@@ -190,6 +190,21 @@ def test_report_shows_scores_on_tasks(tmp_path: Path) -> None:
         assert "0.4000" in shown
 
 
+def test_report_has_losses_of_sources(tmp_path: Path) -> None:
+    run = RunDirectory(make_run(tmp_path, "first", steps=39, max_steps=40))
+    with run.metrics.open("a") as file:
+        file.write(json.dumps({"step": 40, "val/loss": 3.0, "val/loss/web": 2.5, "val/loss/books": 3.5}) + "\n")
+    text = report_html([run])
+    assert data_of(text)["runs"][0]["curves"]["val/loss/web"]["y"] == [2.5]
+    if CHROMIUM:
+        page = tmp_path / "report.html"
+        page.write_text(text)
+        shown = dom_after_scripts(page, tmp_path / "home").split('id="data"')[0]
+        charts = re.findall(r'data-chart="([^"]+)"', shown)
+        assert charts.index("loss") < charts.index("val/loss/web") < charts.index("val/loss/books") < charts.index("lr")
+        assert "Validation loss: books" in shown
+
+
 def test_report_needs_no_extra(tmp_path: Path) -> None:
     """Nor torch, nor the packages of the page."""
     make_run(tmp_path / "runs", "first", steps=20)

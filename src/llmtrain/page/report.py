@@ -94,10 +94,9 @@ def run_data(run: RunDirectory, columns: int, state: RunState | None = None) -> 
 def _curves(series: MetricsSeries, columns: int) -> Values:
     curves = {}
     for name in (*TRAIN, *EVAL):
-        curve = series.curve(name, "step", columns, weight=SMOOTHING if name == "train/loss" else 0.0)
-        if curve["x"]:
-            curves[name] = curve
-    return curves
+        curves[name] = series.curve(name, "step", columns, weight=SMOOTHING if name == "train/loss" else 0.0)
+    curves |= series.source_curves("step", columns)
+    return {name: curve for name, curve in curves.items() if curve["x"]}
 
 
 def _axes(series: MetricsSeries) -> Values:

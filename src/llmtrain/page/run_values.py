@@ -197,7 +197,7 @@ def _start(row: Values, end: float | None) -> Values:
     return {
         **values,
         "host": short_text(row.get("host")),
-        "start_seconds": start_seconds(row),
+        "start_seconds": start_seconds(row.get("start_seconds")),
         "started": epoch(row.get("started_at")),
         "until": end,
         "ended": None if row.get("ended") is None else state_after(row["ended"]),

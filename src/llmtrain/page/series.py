@@ -15,6 +15,7 @@ from typing import Any
 
 from llmtrain.core.files import open_text
 from llmtrain.page.downsample import min_max, shortened, smooth, smoothing_weight
+from llmtrain.runs import sources
 from llmtrain.runs.metrics import parse_rows
 
 Row = dict[str, Any]
@@ -52,6 +53,7 @@ _MARK_BYTES = 256
 _MAX_POSITION = 40
 """Characters of a position: it comes from a client."""
 _NUMBER = (int, float)
+_MAX_SOURCES = 32
 
 
 class Table:
@@ -114,6 +116,7 @@ class MetricsSeries:
         self._mark = 0
         self.train = Table(TRAIN)
         self.eval = Table(EVAL)
+        self.sources: dict[str, Table] = {}
         self._tokens = math.nan
 
     @property
@@ -160,6 +163,10 @@ class MetricsSeries:
             if "val/loss" in row:
                 evals.append({**row, "train/tokens": tokens})
         self.eval.extend(evals, before)
+        for name in dict.fromkeys(name for row in evals for name in row if name.startswith(sources.LOSS)):
+            if name in self.sources or len(self.sources) < _MAX_SOURCES:
+                table = self.sources.setdefault(name, Table((name,)))
+                table.extend([row for row in evals if name in row], before)
 
     def curve(
         self,
@@ -178,7 +185,16 @@ class MetricsSeries:
                 weight = smoothing_weight(weight, len(self._table(name)))
             return self._curve(name, axis, columns, start, end, weight)
 
+    def source_curves(
+        self, axis: str, columns: int, start: float | None = None, end: float | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """The validation loss of each source of a mixture, as `curve` has it."""
+        with self._lock:
+            return {name: self._curve(name, axis, columns, start, end, 0.0) for name in self.sources}
+
     def _table(self, name: str) -> Table:
+        if name in self.sources:
+            return self.sources[name]
         return self.eval if name in EVAL else self.train
 
     def _curve(
@@ -293,12 +309,13 @@ def parse_position(text: str) -> tuple[int, int]:
         return 0, 0
 
 
-def table_of_rows(rows: list[dict[str, Any]]) -> dict[str, dict[str, list[float | int | None]]]:
+def table_of_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """New rows as columns, in the form of `Table.slice`. An evaluation has the tokens of the row before it, or
     null."""
     series = MetricsSeries(Path())
     series._add(rows)
-    return {"train": series.train.slice(0), "eval": series.eval.slice(0)}
+    by_source = {name: table.slice(0) for name, table in series.sources.items()}
+    return {"train": series.train.slice(0), "eval": series.eval.slice(0), "sources": by_source}
 
 
 def _have(rows: list[Row], key: str, which: Callable[[Iterable[bool]], bool]) -> bool:

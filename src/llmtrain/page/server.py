@@ -33,6 +33,8 @@ from llmtrain.page.values import flat, json_text, message
 
 STATIC = Path(__file__).parent / "static"
 MAX_COLUMNS = 4000
+SOURCE_COLUMNS = 800
+"""Of curves whose charts the page does not know yet when it asks."""
 MAX_RUNS = 20
 """Runs that are compared, or whose small curves are read, in one request."""
 MAX_SMOOTHING = 0.999
@@ -170,8 +172,8 @@ def _sparks(catalog: RunCatalog, request: Request) -> Any:
 
 
 def _curves(catalog: RunCatalog, request: Request) -> Any:
-    """Curves for charts: `metric=NAME:COLUMNS`, repeated; optionally only `from` to `to`. Those of scores on tasks have
-    few points, and are always there."""
+    """Curves for charts: `metric=NAME:COLUMNS`, repeated; optionally only `from` to `to`. Those that only some runs
+    have, of scores on tasks and of the sources of a mixture, are always there."""
     query = request.query_params
     key = _key(request)
     axis = query.get("axis", "step")
@@ -190,6 +192,7 @@ def _curves(catalog: RunCatalog, request: Request) -> Any:
         pixels = min(MAX_COLUMNS, max(1, int(columns[:6])))
         smoothing = weight if name == "train/loss" else 0.0
         curves[name] = series.curve(name, axis, pixels, start, end, smoothing, is_exact=smooth is not None)
+    curves |= series.source_curves(axis, SOURCE_COLUMNS, start, end)
     curves |= score_curves(catalog.scores(key), lambda step: series.axis_at(step, axis))
     places = [{**mark, "x": series.axis_at(mark["step"], axis)} for mark in catalog.details(key)["marks"]]
     return {

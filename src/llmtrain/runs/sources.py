@@ -8,6 +8,7 @@ from llmtrain.runs.json_values import dictionary, finite, short_text
 from llmtrain.runs.metrics import Row
 
 Values = dict[str, Any]
+LOSS = "val/loss/"
 _TOKENS = "train/tokens/"
 _OF_PAIRS = ("accuracy", "margin", "rewards_chosen", "rewards_rejected", "logps_chosen", "logps_rejected", "kl")
 
@@ -31,7 +32,7 @@ def source_rows(train: Row, val: Row) -> list[Values]:
                 "tokens": tokens[label],
                 "share": tokens[label] / total if total else None,
                 "epochs": finite(train.get(f"train/epoch/{label}")),
-                "val_loss": finite(val.get(f"val/loss/{label}")),
+                "val_loss": finite(val.get(f"{LOSS}{label}")),
                 "bits_per_byte": finite(val.get(f"val/bits_per_byte/{label}")),
                 "accuracy": finite(val.get(f"val/accuracy/{label}")),
                 "margin": finite(val.get(f"val/margin/{label}")),

@@ -23,8 +23,11 @@ const CHARTS = [
   { id: "mfu", title: "MFU", unit: "of peak FLOP/s", metrics: ["train/mfu"], format: percent, isOptional: true },
   { id: "memory", title: "Peak memory", unit: "per GPU", metrics: ["train/peak_memory_bytes"], format: bytes, isOptional: true },
 ];
-const SCORE = "tasks/";  // curves of scores: whatever tasks the runs have been scored on
-const BEFORE_SCORES = "lr";
+const FOUND = [  // charts of whatever curves the runs have with these names: tasks, and sources of a mixture
+  { prefix: "val/loss/", title: (source) => `Validation loss: ${source}`, unit: "mean loss", format: loss, ticks: precise },
+  { prefix: "tasks/", title: (task) => task, unit: "score on the task", format: precise, isScore: true },
+];
+const BEFORE_FOUND = "lr";
 const AXES = { step: "Step", tokens: "Tokens", time: "Time" };
 const AXIS_TITLES = { step: "step", tokens: "tokens", time: "time since the first step" };
 const FEWEST_SMOOTHED = 3;  // points; of fewer there is nothing to smooth
@@ -58,13 +61,15 @@ export class CurvesPanel {
     return { ...each, chart };
   }
 
-  // After the losses, a chart per score that a run has.
-  addScoreCharts() {
-    const names = new Set([...this.data.values()].flatMap(({ curves }) => Object.keys(curves)).filter((name) => name.startsWith(SCORE)));
+  // After the losses, a chart per source of a mixture and per score that a run has.
+  addFoundCharts() {
+    const names = new Set([...this.data.values()].flatMap(({ curves }) => Object.keys(curves)));
     for (const { id } of this.charts) names.delete(id);
     for (const name of names) {
-      const added = this.newChart({ id: name, title: name.slice(SCORE.length), unit: "score on the task", metrics: [name], format: precise, isOptional: true, isScore: true });
-      const place = this.charts.findIndex(({ id }) => id === BEFORE_SCORES);
+      const kind = FOUND.find(({ prefix }) => name.startsWith(prefix));
+      if (!kind) continue;
+      const added = this.newChart({ ...kind, id: name, title: kind.title(name.slice(kind.prefix.length)), metrics: [name], isOptional: true, isFound: true });
+      const place = this.charts.findIndex(({ id }) => id === BEFORE_FOUND);
       this.grid.insertBefore(added.chart.element, this.charts[place].chart.element);
       this.charts.splice(place, 0, added);
     }
@@ -168,7 +173,7 @@ export class CurvesPanel {
 
   async load() {
     const request = (this.request = {});
-    const metric = this.charts.filter(({ isScore }) => !isScore).flatMap(({ chart, metrics, isWide }) => {
+    const metric = this.charts.filter(({ isFound }) => !isFound).flatMap(({ chart, metrics, isWide }) => {
       const width = chart.canvas.clientWidth || this.grid.clientWidth / (isWide ? 1 : 2);
       return metrics.map((name) => `${name}:${Math.max(50, Math.round(width - AXIS_PIXELS))}`);
     });
@@ -187,13 +192,16 @@ export class CurvesPanel {
       this.data.set(key, { ...answer, end, loaded, marksText: this.data.get(key)?.marksText });
       if (this.ends.get(key) > end) this.readAgain(RETRY_MS);  // rows came meanwhile
     });
-    this.addScoreCharts();
+    this.addFoundCharts();
     this.draw();
   }
 
+  // At the time that was asked for first: rows may come more often than that.
   readAgain(wait) {
-    clearTimeout(this.again);
-    this.again = setTimeout(() => this.load(), wait);
+    this.again ??= setTimeout(() => {
+      this.again = null;
+      this.load();
+    }, wait);
   }
 
   // The metrics of a run were replaced.
@@ -215,7 +223,11 @@ export class CurvesPanel {
     };
     let isLong = false;
     if (rows.eval.step.length && this.charts.some(({ isScore }) => isScore)) this.readAgain(PROBLEM_MS);
-    for (const { metrics, chart } of this.charts.filter(({ isScore }) => !isScore)) {
+    for (const [name, table] of Object.entries(rows.sources)) {
+      if (data.curves[name]) this.extend(data.curves[name], x(table), table[name]);
+      else this.readAgain(RETRY_MS);
+    }
+    for (const { metrics, chart } of this.charts.filter(({ isFound }) => !isFound)) {
       for (const name of metrics) {
         const table = name.startsWith("val/") ? rows.eval : rows.train;
         const curve = data.curves[name];
@@ -250,8 +262,8 @@ export class CurvesPanel {
     const [begin, end] = this.wholeRange();
     const view = { extent: [begin < end / 10 ? 0 : begin, end], axis: settings.axis, axisTitle: AXIS_TITLES[settings.axis], log: settings.log, range: this.range };
     const marks = this.keys.length === 1 ? this.data.get(this.keys[0])?.marks ?? [] : [];
-    const set = ({ chart, metrics, isOptional }) => {
-      const series = this.keys.flatMap((key, index) => this.seriesOf(key, index, metrics));
+    const set = ({ chart, metrics, isOptional, isScore }) => {
+      const series = this.keys.flatMap((key, index) => this.seriesOf(key, index, metrics, isScore));
       chart.element.hidden = Boolean(isOptional) && !series.some((each) => each.x.length);
       if (!chart.element.hidden) chart.set(series, marks, view, this.pointsText(metrics[0]));
     };
@@ -281,7 +293,7 @@ export class CurvesPanel {
     });
   }
 
-  seriesOf(key, index, metrics) {
+  seriesOf(key, index, metrics, isScore) {
     const data = this.data.get(key);
     if (!data) return [];
     const isOnly = this.keys.length === 1;
@@ -296,7 +308,7 @@ export class CurvesPanel {
         if (isOnly) found.push({ label: "raw", x: curve.x, y: curve.y, color: paint, kind: "raw" });
         found.push({ label, x: curve.smooth.x, y: curve.smooth.y, color: paint, kind: "line", smoothOf: "raw" });
       } else if (curve.x.length || !isVal) {
-        found.push({ label, x: curve.x, y: curve.y, color: paint, kind: isVal ? (isOnly ? "points" : "dashed") : name.startsWith(SCORE) ? "points" : "line" });
+        found.push({ label, x: curve.x, y: curve.y, color: paint, kind: isVal ? (isOnly ? "points" : "dashed") : isScore ? "points" : "line" });
       }
     }
     return found;

@@ -26,13 +26,10 @@ function part(run, curve, axis, from, to) {
   return { x: x.slice(begin, end), y: curve.y.slice(begin, end) };
 }
 
-export async function get(_, { key, axis, smooth, metric, from, to }) {
+export async function get(_, { key, axis, smooth, from, to }) {
   const run = data.runs.find((each) => each.key === key);
   const curves = {};
-  const scores = Object.keys(run.curves).filter((name) => name.startsWith("tasks/"));
-  for (const name of [...metric.map((text) => text.split(":")[0]), ...scores]) {
-    const own = run.curves[name];
-    if (!own) continue;
+  for (const [name, own] of Object.entries(run.curves)) {
     const shown = part(run, own, axis, from, to);
     const total = from === undefined ? own.total : Math.max(shown.x.length, Math.round((own.total * shown.x.length) / own.x.length));
     curves[name] = { ...shown, total };
