@@ -11,6 +11,7 @@ import fault_harness as harness
 import pytest
 from fault_harness import RUN_ID, Outcome, StartedWorld
 
+from limits import limit
 from llmtrain.config.schema import Config
 from llmtrain.runs import lock as lock_module
 
@@ -225,6 +226,24 @@ def test_two_generations_that_start_together(world_config: Config, root: Path, w
     assert harness.outcome(root, harness.read_result(root)) == world_golden
     harness.verify_all(root)
     assert [path.name for path in (root / RUN_ID / "checkpoints").iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.slow
+def test_run_that_another_generation_finishes_while_processes_join(make_world_config: MakeConfig) -> None:
+    """A process that finds the run finished exits before it joins, while the others wait for it."""
+
+    def hold(rank: int) -> None:
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    config = make_world_config(distributed__join_timeout_sec=round(limit(15)))
+    assert [ended.code for ended in harness.run_world(config, 2, fault="after_optimizer:3:0:term")] == [75, 75]
+    late = harness.start_world(config, 2, "auto", env=UNATTENDED, before=hold)
+    late[1].wait_stopped()
+    assert [ended.code for ended in harness.run_world(config, 2, "auto", env=UNATTENDED)] == [0, 0]
+    late[1].send(signal.SIGCONT)
+    assert [ended.code for ended in late.wait()] == [0, 0], late.output()
+    assert "still waiting for 1 of 2 processes: rank 1" in late.output()
 
 
 def test_two_generations_that_both_create_the_run(world_config: Config, world_golden: Outcome) -> None:

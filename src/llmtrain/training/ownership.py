@@ -120,11 +120,7 @@ class RunOwnership:
 
     def _remove_provisional(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         """Remove a directory that was created early only to count crashes, unless this start crashed."""
-        is_crash = (
-            isinstance(error, PeerLost)
-            or has_crashed_peer()
-            or (kind and issubclass(kind, Exception) and not _is_expected(error))
-        )
+        is_crash = _is_of_peer(error) or (kind and issubclass(kind, Exception) and not _is_expected(error))
         if self._is_provisional and error is not None and not is_crash and not self.run.lock.exists():
             with suppress(OSError):
                 for path in (self.run.generations, self.run.meta, self.run.path / ".lock.guard"):
@@ -221,11 +217,16 @@ def _is_expected(error: BaseException | None) -> bool:
     return isinstance(error, LlmtrainError) and error.exit_code in codes
 
 
+def _is_of_peer(error: BaseException | None) -> bool:
+    """Whether this process ends because another one crashed."""
+    return isinstance(error, PeerLost) or (error is not None and has_crashed_peer())
+
+
 def _end_generation_on_exit(run: RunDirectory, lock: Lock, generation: int, step: int) -> ExitCallback:
     def end(kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if isinstance(error, LlmtrainError) and error.exit_code == UsageError.exit_code:
             status = EndStatus.REFUSED
-        elif isinstance(error, PeerLost) or (error and has_crashed_peer()):
+        elif _is_of_peer(error):
             status = EndStatus.FAILED
         elif isinstance(error, Interrupted) or (kind and not issubclass(kind, Exception)):
             status = EndStatus.STOPPED

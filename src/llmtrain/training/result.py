@@ -122,11 +122,9 @@ def publish_result(context: RunContext, result: TrainResult, artifacts: Artifact
     return result
 
 
-def find_finished_run(
-    config: Config, resume: str | None, process: ProcessInfo
-) -> tuple[RunDirectory, TrainResult] | None:
-    """A finished run that was restarted unattended. It needs no other process: those that have exited with 0 are not
-    restarted, so waiting for them would never end."""
+def find_finished_run(config: Config, resume: str | None, process: ProcessInfo) -> TrainResult | None:
+    """The result of a finished run that was restarted unattended. It needs no other process: those that have exited
+    with 0 are not restarted, so waiting for them would never end."""
     if not is_unattended() or not config.output.run_id or resume != "auto":
         return None
     run = find_resumed_run(config.output, config.run.name, resume)
@@ -135,7 +133,9 @@ def find_finished_run(
     set_rank(process.rank, process.world_size)
     result = finished_result(config, Resumption(run, None, False))
     set_rank(0, 1)
-    return (run, result) if result is not None else None
+    if result is not None and process.rank == 0:
+        complete_finished(config.output, config.tracking.mlflow, run)
+    return result
 
 
 def finished_result(config: Config, resumption: Resumption, allow_change: bool = False) -> TrainResult | None:

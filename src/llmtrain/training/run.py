@@ -28,7 +28,7 @@ from llmtrain.data.tokenizers.load import replace_saved_tokenizer, saved_sha256
 from llmtrain.distributed.batch_split import MicroBatchRange, micro_batches_in_step
 from llmtrain.distributed.control_group import peer_errors
 from llmtrain.distributed.world import World, current_process_info, join_world
-from llmtrain.errors import Interrupted
+from llmtrain.errors import Interrupted, JoinError
 from llmtrain.models.base import parameter_count, trainable_count
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.generations import end_generation, note_generation
@@ -110,12 +110,16 @@ def run_training(
         if config.output.sync_uri:
             check_sync_installed("output.sync_uri is set")
         if finished := find_finished_run(config, resume, process):
-            if process.rank == 0:
-                complete_finished(config.output, config.tracking.mlflow, finished[0])
-            return finished[1]
+            return finished
 
         # The world; what has to be decided is decided by rank 0 for all
-        world = stack.enter_context(join_world(config.distributed, config.run))
+        try:
+            world = stack.enter_context(join_world(config.distributed, config.run))
+        except JoinError:
+            # Another start may have finished the run meanwhile: processes that see it do not join.
+            if finished := find_finished_run(config, resume, process):
+                return finished
+            raise
         stop.joined()
         stack.enter_context(peer_errors())
         fault_injection.set_rank(world.rank)
