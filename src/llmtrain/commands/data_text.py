@@ -15,7 +15,7 @@ TRAINED = "+"
 
 
 def source_table(rows: list[Values]) -> str:
-    cells = [["source", "kind", "documents", "tokens", "validation", "size", "share", "epochs"]]
+    cells = [["source", "kind", "documents", "tokens", "validation tokens", "on disk", "share", "epochs"]]
     for unit in ("examples", "pairs"):
         if rows[0][unit] is not None:
             cells[0][2] = unit
@@ -33,7 +33,7 @@ def source_table(rows: list[Values]) -> str:
                 "-" if row["epochs"] is None else f"{row['epochs']:.2f}",
             ]
         )
-    return format_table(cells, ("size", "validation", "kind"))
+    return format_table(cells, ("on disk", "validation tokens", "kind"))
 
 
 def print_samples(samples: list[Values]) -> None:
