@@ -39,8 +39,8 @@ class DpoSection(ObjectiveSection):
 
 
 class IpoSection(ObjectiveSection):
-    """Identity preference optimization: (difference of the margins - 1 / (2 * beta))**2, of mean log-probabilities per
-    token, compared with those of the model at step 0."""
+    """Identity preference optimization: (difference of the log-ratios - 1 / (2 * beta))**2, of mean log-probabilities
+    per token, compared with those of the model at step 0."""
 
     name: Literal["ipo"]
     """Name of the objective."""
