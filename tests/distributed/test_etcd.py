@@ -143,7 +143,8 @@ def test_replacement_pods_join_again(cli: Cli, tmp_path: Path, etcd: str) -> Non
 @pytest.mark.slow
 def test_launched_pods_train_over_etcd(cli: Cli, tmp_path: Path, cache: Path, etcd: str) -> None:
     changes = {"trainer__grad_accum_steps": 4, "distributed__reproducible_reduce": True}
-    config = harness.tiny_config(tmp_path / "runs", cache, distributed__strategy="ddp", output__run_id=None, **changes)
+    # Not in tmp_path: it may be below /dev/shm, where a pod has a volume of its own.
+    config = harness.tiny_config(Path("runs"), cache, distributed__strategy="ddp", output__run_id=None, **changes)
     (tmp_path / "train.json").write_text(json.dumps(config.as_dict()))
     words, pod_config = two_pods(cli, etcd, "--config", str(tmp_path / "train.json"))
     (tmp_path / "train.yaml").write_text(pod_config.replace("root_dir: /out", f"root_dir: {tmp_path / 'out'}"))

@@ -159,9 +159,10 @@ def thaw(pids: list[int]) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def wait_for(is_so: Callable[[], bool], within: float, what: str) -> None:
+def wait_for(is_so: Callable[[], bool], within: float, what: str | Callable[[], str]) -> None:
+    """`what` is called when the time is over, to say how things are then."""
     deadline = time.monotonic() + within
     while not is_so():
         if time.monotonic() > deadline:
-            pytest.fail(f"waited {within} s for {what}")
+            pytest.fail(f"waited {within} s for {what if isinstance(what, str) else what()}")
         time.sleep(0.2)

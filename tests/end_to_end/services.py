@@ -61,7 +61,11 @@ def start_service(
         conditions = kube.kubectl("get", "pod", name, "-o", "jsonpath={.status.conditions[?(@.type=='Ready')].status}")
         return conditions == "True"
 
-    wait_for(is_ready, 180, f"{name} to listen: {kube.kubectl('get', 'pod', name, expect=None)}")
+    wait_for(
+        is_ready,
+        180,
+        lambda: f"{name} to listen: {kube.kubectl('describe', 'pod', name)}\n{kube.kubectl('logs', name, expect=None)}",
+    )
 
 
 @contextmanager

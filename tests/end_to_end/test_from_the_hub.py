@@ -59,8 +59,8 @@ def reference(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> str:
     (kube.folder / ".env").write_text(f"HF_TOKEN={TOKEN}\n")
     kube.llmtrain("secret", "hf-token", "--from-env-file", ".env")
     token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf-token", "key": "token"}}}
-    script = (ROOT / "tests" / "hub_server.py").read_text()
-    files = {"hub_server.py": script, "repos.json": json.dumps(repos)}
+    scripts = {name: (ROOT / "tests" / name).read_text() for name in ("hub_server.py", "limits.py")}
+    files = {**scripts, "repos.json": json.dumps(repos)}
     start_service(kube, "hub", ["python", "-c", SERVER], PORT, files, [token])
     (kube.folder / "here.yaml").write_text(CONFIG.replace("MODEL", str(model)).replace("DATA", str(data)))
     there = CONFIG.replace("MODEL", "acme/tiny").replace("DATA", "acme/rows")

@@ -18,6 +18,7 @@ def test_first_measured_row_is_what_plan_computes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.hf
+@pytest.mark.timeout(1500)
 def test_whole_page_is_what_plan_computes(repo: Path) -> None:
     pytest.importorskip("peft")
     words = [sys.executable, str(repo / "tools" / "planning_table.py"), "--check"]
