@@ -1,5 +1,6 @@
 """Memory of compiled blocks, against what torch.compile really saves."""
 
+import gc
 import json
 import weakref
 from collections.abc import Callable
@@ -167,6 +168,24 @@ def test_step_allocates_saved_tensors_and_gradients(memories: list[BlockMemory])
     for weight in block.parameters():
         assert weight.grad is not None
         assert (weight.grad.shape, weight.grad.dtype) == (weight.shape, weight.dtype)
+
+
+def test_input_is_freed_without_garbage_collection() -> None:
+    """AOTAutograd's graphs are in reference cycles. They must not keep what the caller has freed."""
+    with FakeTensorMode():
+        adapter, module = build_gpt(GPT2)
+        block = adapter.blocks(module)[0]
+        plan_compiled_blocks([block])
+        gc.collect()
+        gc.disable()
+        try:
+            with LiveBytes() as bytes_:
+                x = torch.zeros(*SHAPE, 64, dtype=torch.bfloat16, requires_grad=True)
+                result = block(x)
+                del x, result
+            assert bytes_.live == 0
+        finally:
+            gc.enable()
 
 
 def test_evaluation_saves_nothing(memories: list[BlockMemory]) -> None:
