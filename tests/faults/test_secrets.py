@@ -20,6 +20,17 @@ CANARIES = {
     "AWS_SECRET_ACCESS_KEY": "aws/CanaryThree+Zr9",
     "MLFLOW_TRACKING_PASSWORD": "CanaryFourLogin",
 }
+LEAKY_TRACKER = """
+import os
+from llmtrain.tracking.base import Tracker
+
+class Leaky(Tracker):
+    def __init__(self, run, options):
+        pass
+
+    def log(self, step, metrics):
+        raise ConnectionError(f"https://me:CanaryInUrl@127.0.0.1 refused the token {os.environ['HF_TOKEN']}")
+"""
 MakeConfig = Callable[..., Config]
 
 
@@ -53,6 +64,19 @@ def test_no_secrets_from_environment_and_tracking_uri(make_config: MakeConfig, t
     found = [line for line in ended.output.splitlines() if any(c in line for c in [*CANARIES.values(), tail])]
     assert found == []
     assert hits(tmp_path, [*CANARIES.values(), tail]) == []
+
+
+def test_no_secrets_in_the_error_of_a_tracker(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Errors of libraries have the URL that they could not reach."""
+    plugins = tmp_path / "plugins"
+    plugins.mkdir()
+    (plugins / "leaky.py").write_text(LEAKY_TRACKER)
+    config = make_config(tracking__custom=[{"name": "leaky:Leaky"}])
+    ended = harness.run(config, env=CANARIES, before=lambda: sys.path.insert(0, str(plugins)))
+    assert ended.code == 0, ended.output
+    assert "Leaky failed" in ended.output
+    assert [line for line in ended.output.splitlines() if "Canary" in line] == []
+    assert hits(tmp_path / "runs", ["CanaryInUrl", CANARIES["HF_TOKEN"]]) == []
 
 
 def test_no_secrets_in_a_local_mlflow_store(make_config: MakeConfig, empty_store: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from llmtrain.core.env import DEBUG
+from llmtrain.core.redact import redact
 from llmtrain.core.terminal import color, fit_line, has_color, printable, stream_width
 
 logger = logging.getLogger("llmtrain")
@@ -48,6 +49,8 @@ def log(
 ) -> None:
     """Log one line `[TAG] text`; `fields` are added to JSON output. The text may quote a file: see printable.
     `good_news`: the end of the text, which is green in a terminal."""
+    if level >= logging.WARNING:  # may quote the error of a library, which has the URL it could not reach
+        text = redact(text)
     logger.log(level, printable(text), extra={"tag": tag, "fields": fields or {}, "good_news": good_news})
 
 

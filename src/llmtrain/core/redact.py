@@ -1,4 +1,5 @@
-"""Removes secrets from text. Everything that is written to disk or sent to a cluster passes through here."""
+"""Removes secrets from text. What llmtrain records or sends to a cluster passes through here, and so does every warning
+and error that it logs."""
 
 import os
 import re
