@@ -16,7 +16,7 @@ from llmtrain.config.data import ChatJsonlSection
 from llmtrain.config.document import Document, parse_document
 from llmtrain.config.load import build_config
 from llmtrain.config.model import GptSection
-from llmtrain.config.schema import KINDS, Config
+from llmtrain.config.schema import SECTIONS_BY_NAME, Config
 from llmtrain.errors import ConfigError
 
 # Every field name of version 1, with a value that is not its default where possible.
@@ -300,12 +300,14 @@ class TestDowngrade:
         assert lost_in_v2(values) == [f"data.{field.partition('=')[0]}"]
         assert field.partition("=")[0] not in downgrade(values)["data"]
 
-    @pytest.mark.parametrize("kind", [*KINDS["model"], *sorted(KINDS["data"].keys() - {"mixture"})])
+    @pytest.mark.parametrize(
+        "kind", [*SECTIONS_BY_NAME["model"], *sorted(SECTIONS_BY_NAME["data"].keys() - {"mixture"})]
+    )
     def test_has_only_names_of_version_2(self, kind: str, repo: Path) -> None:
         """The recorded run has all of them."""
         recorded = yaml.safe_load((repo / "tests/first_version/runs/lora/config.yaml").read_text())
         needed = {"hf_causal_lm": ["model.path=x"], "text_files": ["data.files=x"], "hf_text": ["data.files=x"]}
-        section = "model" if kind in KINDS["model"] else "data"
+        section = "model" if kind in SECTIONS_BY_NAME["model"] else "data"
         sets = [f"{section}.name={kind}", *needed.get(kind, [])]
         sets += ["data.train_file=x", "data.packing=false"] if "jsonl" in kind else []
         sets += ["trainer.objective.name=dpo"] if kind == "preference_jsonl" else []

@@ -13,7 +13,7 @@ from llmtrain.config.document import parse_document
 from llmtrain.config.load import build_config, dump_config, find_config, flat_overrides, list_presets, load_config
 from llmtrain.config.model import LoraSection
 from llmtrain.config.problems import setting_of_option
-from llmtrain.config.schema import KINDS, SECTIONS, Config, classes_of, differences, may_change
+from llmtrain.config.schema import SECTIONS, SECTIONS_BY_NAME, Config, classes_of, differences, may_change
 from llmtrain.config.trainer import OPTIMIZER_DEFAULTS
 from llmtrain.errors import ConfigError, UsageError
 
@@ -620,7 +620,7 @@ def test_sections_that_do_not_fit_together_are_refused(text: str, overrides: lis
     assert only_problem(f"{text}\n{examples}", *overrides)
 
 
-@pytest.mark.parametrize("name", sorted(KINDS["model"]))
+@pytest.mark.parametrize("name", sorted(SECTIONS_BY_NAME["model"]))
 def test_packing_is_accepted_for_models_that_pack(name: str) -> None:
     can_pack = registry.resolve("model.name", name, registry.MODELS).can_pack
     path = ["model.path=x"] if name == "hf_causal_lm" else []

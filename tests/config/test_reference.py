@@ -9,7 +9,7 @@ import yaml
 from llmtrain import registry
 from llmtrain.config.load import list_presets
 from llmtrain.config.reference import json_schema, reference_markdown
-from llmtrain.config.schema import KINDS, SECTIONS, Config, classes_of, may_change, subsections
+from llmtrain.config.schema import SECTIONS, SECTIONS_BY_NAME, Config, classes_of, may_change, subsections
 from llmtrain.core.env import VARIABLES
 
 
@@ -42,8 +42,8 @@ def test_every_field_has_a_row_with_a_description() -> None:
 
 
 def test_every_kind_is_registered() -> None:
-    assert set(KINDS["model"]) == set(registry.MODELS)
-    assert set(KINDS["data"]) == set(registry.DATA)
+    assert set(SECTIONS_BY_NAME["model"]) == set(registry.MODELS)
+    assert set(SECTIONS_BY_NAME["data"]) == set(registry.DATA)
 
 
 def test_every_section_of_the_config_is_listed() -> None:

@@ -12,7 +12,7 @@ import datasets
 import pytest
 
 from llmtrain import registry
-from llmtrain.config.schema import KINDS
+from llmtrain.config.schema import SECTIONS_BY_NAME
 from llmtrain.data.base import DataModule, PreparedData
 from llmtrain.errors import DataError, UsageError
 from record_files import write_parquet, write_rows
@@ -22,7 +22,9 @@ VAL = [f"Val row {i}.\n" for i in range(5)]
 
 
 def module(name: str, seed: int = 1, **fields: Any) -> DataModule:
-    data: DataModule = registry.resolve("data.name", name, registry.DATA)(KINDS["data"][name](**fields), seed)
+    data: DataModule = registry.resolve("data.name", name, registry.DATA)(
+        SECTIONS_BY_NAME["data"][name](**fields), seed
+    )
     return data
 
 

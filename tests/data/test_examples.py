@@ -14,7 +14,7 @@ import tokenizers
 
 from llmtrain import registry
 from llmtrain.config.data import ChatJsonlSection, InstructJsonlSection
-from llmtrain.config.schema import KINDS
+from llmtrain.config.schema import SECTIONS_BY_NAME
 from llmtrain.data.base import PreparedData
 from llmtrain.data.examples.json_examples import JsonExamples
 from llmtrain.data.examples.prompts import has_chat_template, prompt_text
@@ -34,7 +34,7 @@ PLAIN_WITH_INPUT = "### Instruction:\nRepeat.\n\n### Input:\nb c\n\n### Response
 
 
 def module(name: str = "instruct_jsonl", **fields: Any) -> JsonExamples:
-    data: JsonExamples = registry.resolve("data.name", name, registry.DATA)(KINDS["data"][name](**fields), 1)
+    data: JsonExamples = registry.resolve("data.name", name, registry.DATA)(SECTIONS_BY_NAME["data"][name](**fields), 1)
     return data
 
 

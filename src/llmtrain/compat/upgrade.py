@@ -8,7 +8,7 @@ from llmtrain.config.distributed import DEFAULT_MASTER_PORT
 from llmtrain.config.document import MISSING, KeyPath, put_value, take_value, value_at
 from llmtrain.config.kind_change import chosen_kind, drop_other_kinds, is_default
 from llmtrain.config.output import DEFAULT_MOUNT_PATH
-from llmtrain.config.schema import KINDS, SECTIONS, Config, section_class
+from llmtrain.config.schema import SECTIONS, SECTIONS_BY_NAME, Config, section_class
 
 # What version 1 did and had no field for. A document that has the field anyway keeps its own value.
 _IMPLIED_IN_V1: tuple[tuple[str, str, Any, str], ...] = (
@@ -66,7 +66,7 @@ def upgrade(
     `for_launch`: the fields that version 2 had for pods decide, as they did in `llmtrain launch`."""
     done = Upgrade(copy.deepcopy(values))
     kinds = {}
-    for section in KINDS:
+    for section in SECTIONS_BY_NAME:
         overridden = (chosen or {}).get(section, {})
         kinds[section] = _kind(done.values, section) | overridden
     if version == 1:

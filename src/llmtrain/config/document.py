@@ -1,4 +1,4 @@
-"""Config documents: YAML of which the line of each key is known."""
+"""Config documents: YAML of which the line of each key is known. Documents of earlier schemas: compat/upgrade.py."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field

@@ -14,7 +14,7 @@ from llmtrain.config.document import Document, KeyPath, Place, read_document
 from llmtrain.config.kind_change import chosen_kind, drop_other_kinds, drop_other_objective
 from llmtrain.config.optimizer_change import change_optimizer, chosen_optimizer
 from llmtrain.config.problems import shown
-from llmtrain.config.schema import KINDS, SCHEMA_VERSION
+from llmtrain.config.schema import SCHEMA_VERSION, SECTIONS_BY_NAME
 from llmtrain.errors import ConfigError, UsageError
 
 KEY = "extends"
@@ -89,7 +89,7 @@ def _merged(document: Document, base: Document, notes: list[str]) -> Document:
     derived = {key: value for key, value in document.values.items() if value is not None or key not in inherited}
     derived.pop(KEY)
     chosen = {}
-    for section in KINDS:
+    for section in SECTIONS_BY_NAME:
         if isinstance(derived.get(section), dict):
             chosen[section] = chosen_kind(derived[section])
     notes += drop_other_kinds(inherited, chosen).values()

@@ -21,9 +21,9 @@ from llmtrain.config.optimizer_change import change_optimizer, chosen_optimizer,
 from llmtrain.config.problems import Problems, shown
 from llmtrain.config.python_values import plain_value
 from llmtrain.config.schema import (
-    KINDS,
     SCHEMA_VERSION,
     SECTIONS,
+    SECTIONS_BY_NAME,
     Config,
     classes_of,
     subsection,
@@ -251,7 +251,7 @@ def _parse_overrides(overrides: Sequence[Override], problems: Problems) -> list[
 def _chosen_kinds(pairs: list[tuple[str, Any]]) -> dict[str, dict[str, Any]]:
     """What overrides choose of the sections with several kinds."""
     chosen = {}
-    for section in KINDS:
+    for section in SECTIONS_BY_NAME:
         fields = {key.removeprefix(f"{section}."): value for key, value in pairs}
         chosen[section] = chosen_kind(fields)
     return chosen

@@ -10,7 +10,15 @@ from llmtrain.compat.upgrade import current_name
 from llmtrain.config.aliases import alias_of
 from llmtrain.config.document import Document, KeyPath
 from llmtrain.config.objective import DEFAULT_OBJECTIVE, OBJECTIVES, ObjectiveSection, PluginObjectiveSection
-from llmtrain.config.schema import ARCHITECTURES, KINDS, PLUGIN_SECTIONS, SECTIONS, Config, classes_of, subsection
+from llmtrain.config.schema import (
+    ARCHITECTURES,
+    PLUGIN_SECTIONS,
+    SECTIONS,
+    SECTIONS_BY_NAME,
+    Config,
+    classes_of,
+    subsection,
+)
 from llmtrain.config.section import PATH_PATTERN, RUN_ID_PATTERN, Section
 from llmtrain.config.tracking import TrackingSection
 from llmtrain.errors import listed, nearest
@@ -208,7 +216,7 @@ def describe_unknown_kind(section: str, values: dict[str, Any]) -> tuple[str, st
         return "architecture", f"model.architecture {shown(architecture)} is unknown.{hint} Known: {known}."
     if not isinstance(name, str):
         return "name", f"{section}.name must be text, got {shown(name)}."
-    names = [*KINDS[section], *installed_names(PLUGINS[f"{section}.name"])]
+    names = [*SECTIONS_BY_NAME[section], *installed_names(PLUGINS[f"{section}.name"])]
     return "name", (
         f"{section}.name {shown(name)} is unknown.{nearest(name, names)} Known: {', '.join(sorted(names))}, and "
         "package.module:Class for a class of your own."
@@ -297,7 +305,7 @@ def _of_another_kind(path: KeyPath, kind: type[Section]) -> str | None:
             f"{dotted} only applies to model.architecture {architectures[0]}; here it is "
             f"{kind.model_fields['architecture'].default}. Remove it, or set model.architecture to {architectures[0]}."
         )
-    kinds = [name for name, each in KINDS.get(section, {}).items() if path[-1] in each.model_fields]
+    kinds = [name for name, each in SECTIONS_BY_NAME.get(section, {}).items() if path[-1] in each.model_fields]
     if kinds:
         return (
             f"{dotted} only applies to {section}.name {' and '.join(kinds)}; here it is "

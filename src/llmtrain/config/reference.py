@@ -10,7 +10,15 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from llmtrain.config.mixture import SHARED_FIELDS, MixtureSection
-from llmtrain.config.schema import ARCHITECTURES, KINDS, PLUGIN_SECTIONS, SECTIONS, Config, classes_of, subsections
+from llmtrain.config.schema import (
+    ARCHITECTURES,
+    PLUGIN_SECTIONS,
+    SECTIONS,
+    SECTIONS_BY_NAME,
+    Config,
+    classes_of,
+    subsections,
+)
 from llmtrain.config.section import PLUGIN_TAG, DefaultMarker, ResumeMarker, Section
 from llmtrain.core.env import VARIABLES
 from llmtrain.plugins import installed_names
@@ -44,14 +52,14 @@ def reference_markdown() -> str:
         f"`schema_version` (default `{version.default}`): {field_descriptions(Config)['schema_version']}\n",
     ]
     for name, section in SECTIONS.items():
-        if name in KINDS:
-            kinds = ", ".join(f"`{kind}`" for kind in KINDS[name])
+        if name in SECTIONS_BY_NAME:
+            kinds = ", ".join(f"`{kind}`" for kind in SECTIONS_BY_NAME[name])
             default = Config.model_fields[name].default.name
             parts.append(
                 f"## `{name}`\n\n`{name}.name` selects the kind: {kinds}, or a class of your own, "
                 f"`{PLUGIN_NAME}`. Default: `{default}`.\n"
             )
-            for kind, each in (*KINDS[name].items(), (PLUGIN_NAME, PLUGIN_SECTIONS[name])):
+            for kind, each in (*SECTIONS_BY_NAME[name].items(), (PLUGIN_NAME, PLUGIN_SECTIONS[name])):
                 if each is not ARCHITECTURES["gpt2"]:
                     parts += [f"### `{name}.name: {kind}`\n", *_table(each, False)]
                     continue
@@ -73,7 +81,7 @@ def json_schema() -> dict[str, Any]:
             fields = schema["$defs"][name]["properties"]
         for field, text in field_descriptions(kind).items():
             fields[field]["description"] = text
-    for section, kinds in KINDS.items():
+    for section, kinds in SECTIONS_BY_NAME.items():
         for name, each in kinds.items():
             if name != Config.model_fields[section].default.name:  # else a document without `name` matches several
                 schema["$defs"][each.__name__].setdefault("required", []).append("name")
@@ -91,7 +99,7 @@ def _source_schema(definitions: dict[str, Any]) -> dict[str, Any]:
     """A source of a mixture: its own fields, and those of any kind of data but the shared ones."""
     source = definitions["SourceSection"]
     variants = []
-    for kind in (*KINDS["data"].values(), PLUGIN_SECTIONS["data"]):
+    for kind in (*SECTIONS_BY_NAME["data"].values(), PLUGIN_SECTIONS["data"]):
         if kind is MixtureSection:
             continue
         fields = dict(source["properties"])

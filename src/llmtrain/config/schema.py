@@ -71,13 +71,13 @@ class Config(Section):
             return
         first = data_sections(self.data)[0]  # all sources of a mixture have the same packing
         packs = isinstance(first, ExampleDataSection | PreferenceJsonlSection) and first.packing
-        if packs and self.model.name in KINDS["model"]:
+        if packs and self.model.name in SECTIONS_BY_NAME["model"]:
             yield (
                 ("model", "data"),
                 f"data.packing is true, but model {self.model.name} does not keep packed examples separate. Set "
                 "data.packing to false.",
             )
-        if getattr(self.data, "document_mask", False) and self.model.name in KINDS["model"]:
+        if getattr(self.data, "document_mask", False) and self.model.name in SECTIONS_BY_NAME["model"]:
             yield (
                 ("model", "data"),
                 f"data.document_mask is true, but model {self.model.name} computes attention by causal kernels, "
@@ -183,23 +183,25 @@ class Config(Section):
 
 
 PLUGIN_SECTIONS: dict[str, type[Section]] = {"model": PluginModelSection, "data": PluginDataSection}
-"""The section of a plugin, whose name is none of KINDS."""
+"""The section of a plugin, whose name is none of SECTIONS_BY_NAME."""
 
 
-def _kinds(section: str) -> dict[str, type[Section]]:
+def _sections_by_name(section: str) -> dict[str, type[Section]]:
     """The members of the section's union, by their default name."""
-    kinds = {}
+    found = {}
     for tagged in get_args(Config.model_fields[section].annotation):
-        kind = get_args(tagged)[0]  # Annotated[kind, Tag(...)]
-        if kind not in (PLUGIN_SECTIONS[section], ModernGptSection):
-            kinds[kind.model_fields["name"].default] = kind
-    return kinds
+        member = get_args(tagged)[0]  # Annotated[member, Tag(...)]
+        if member not in (PLUGIN_SECTIONS[section], ModernGptSection):
+            found[member.model_fields["name"].default] = member
+    return found
 
 
-KINDS: dict[str, dict[str, type[Section]]] = {section: _kinds(section) for section in PLUGIN_SECTIONS}
-"""Sections that have one class per kind: section -> name -> class."""
+SECTIONS_BY_NAME: dict[str, dict[str, type[Section]]] = {
+    section: _sections_by_name(section) for section in PLUGIN_SECTIONS
+}
+"""Sections whose class depends on their field `name`: section -> name -> class."""
 ARCHITECTURES: dict[str, type[Section]] = {"gpt2": GptSection, "modern": ModernGptSection}
-"""model.architecture -> class of `model.name: gpt`; KINDS has the default one."""
+"""model.architecture -> class of `model.name: gpt`; SECTIONS_BY_NAME has the default one."""
 SECTIONS: dict[str, type[Section]] = {
     "run": RunSection,
     "model": ModelSection,
@@ -214,19 +216,19 @@ SECTIONS: dict[str, type[Section]] = {
 }
 """Section -> its class; of a section with several kinds, their base class."""
 SOURCES = "data.sources"
-EXAMPLE_DATA = tuple(name for name, kind in KINDS["data"].items() if issubclass(kind, ExampleFilesSection))
+EXAMPLE_DATA = tuple(name for name, kind in SECTIONS_BY_NAME["data"].items() if issubclass(kind, ExampleFilesSection))
 """Kinds of data with prompts and answers."""
 
 
 def section_class(section: str, values: dict[str, Any]) -> type[Section] | None:
     """The class of a section with these values: for an unknown `name` that of a plugin, which may not be installed
     here; None if `name` is not text, or `architecture` is unknown."""
-    if section not in KINDS:
+    if section not in SECTIONS_BY_NAME:
         return SECTIONS[section]
     name = values.get("name", Config.model_fields[section].default.name)
     if not isinstance(name, str):
         return None
-    kind = KINDS[section].get(name, PLUGIN_SECTIONS[section])
+    kind = SECTIONS_BY_NAME[section].get(name, PLUGIN_SECTIONS[section])
     if kind is not GptSection:
         return kind
     architecture = values.get("architecture", "gpt2")
@@ -237,9 +239,9 @@ def section_class(section: str, values: dict[str, Any]) -> type[Section] | None:
 
 def classes_of(section: str) -> list[type[Section]]:
     """All classes that a section may have."""
-    if section not in KINDS:
+    if section not in SECTIONS_BY_NAME:
         return [SECTIONS[section]]
-    kinds = [*KINDS[section].values(), PLUGIN_SECTIONS[section]]
+    kinds = [*SECTIONS_BY_NAME[section].values(), PLUGIN_SECTIONS[section]]
     if section == "model":
         kinds[:1] = ARCHITECTURES.values()  # the first is GptSection
     return kinds
@@ -313,7 +315,7 @@ def changed_fields(values: dict[str, Any]) -> dict[str, Any]:
         changed = fields  # damaged, or of a kind that is not known here
         if kind is not None and isinstance(fields, dict):
             changed = _changed(kind.model_construct().model_dump(mode="json", warnings=False), fields)
-            if section in KINDS:  # what decides which fields there are
+            if section in SECTIONS_BY_NAME:  # what decides which fields there are
                 changed = {key: fields[key] for key in ("name", "architecture") if key in fields} | changed
         if changed:
             found[section] = changed

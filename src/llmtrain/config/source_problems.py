@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from llmtrain.config.document import KeyPath
 from llmtrain.config.mixture import SHARED_FIELDS, SourceSection
 from llmtrain.config.problems import describe_error, describe_unknown_kind, shown
-from llmtrain.config.schema import KINDS, section_class
+from llmtrain.config.schema import SECTIONS_BY_NAME, section_class
 from llmtrain.config.section import Section
 from llmtrain.errors import nearest
 
@@ -50,7 +50,7 @@ def _problems(
         yield ("name",), "data.name: a source cannot be a mixture. List its sources here."
         return
     kind = section_class("data", fields) if "name" in fields else None
-    if kind is None or (fields["name"] not in KINDS["data"] and not is_plugin(fields["name"])):
+    if kind is None or (fields["name"] not in SECTIONS_BY_NAME["data"] and not is_plugin(fields["name"])):
         yield ("name",), describe_unknown_kind("data", {"name": fields.get("name")})[1]
         return
     for name in [name for name in fields if name not in kind.model_fields]:
