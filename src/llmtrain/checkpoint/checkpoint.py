@@ -4,8 +4,8 @@
                            adapter/  (LoRA runs: the same weights in peft's format)
 
 With several processes each writes its own files (model-00001-of-00002.safetensors); index.json says which tensor is in
-which file. manifest.json is written last and holds the SHA-256 of every other file and of itself. Nothing is pickled,
-so loading a checkpoint from an untrusted source cannot run code.
+which file. manifest.json is written last and holds the SHA-256 of every other file and of its own list of them. Nothing
+is pickled, so loading a checkpoint from an untrusted source cannot run code.
 """
 
 import json

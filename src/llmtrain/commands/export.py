@@ -1,4 +1,5 @@
-"""llmtrain export: write a trained model in a format that transformers, peft or llama.cpp loads."""
+"""llmtrain export: write a trained model in a format that transformers, peft or llama.cpp loads. The work is done in
+inference/export.py, and what was written is checked in inference/export_check/."""
 
 import tempfile
 from contextlib import nullcontext

@@ -4,8 +4,9 @@ Each epoch divides the tokens into windows of block_size, starting at an offset 
 once, in an order of its own. The order is a keyed permutation computed on the fly (a Feistel network), not a shuffled
 list: it needs no memory, so a corpus can have any size, and any position is available at once, so resuming is free.
 
-The order of examples, which are sorted by length or packed, is in data/examples/example_batches.py (_order_of). It uses
-the same permutation.
+Other orders, with the same permutation: examples, which are sorted by length or packed, in
+data/examples/example_batches.py (_order_of); preference pairs in data/preferences/pair_batches.py; which source of a
+mixture a sample is from in data/mixture/schedule.py.
 """
 
 from dataclasses import dataclass

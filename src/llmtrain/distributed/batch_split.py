@@ -33,7 +33,10 @@ class MicroBatchRange:
 
 
 def micro_batches_in_step(trainer: TrainerSection, distributed: DistributedSection, world_size: int) -> int:
-    """Fixed by the config; the number of processes only decides which rank computes which."""
+    """The micro-batches of a step. UsageError if `world_size` processes cannot share them as the config requires.
+
+    Without trainer.scale_batch their number is fixed by the config, and the number of processes only decides which rank
+    computes which."""
     count = trainer.grad_accum_steps
     if trainer.scale_batch:
         count *= world_size

@@ -41,6 +41,7 @@ class GradientTree:
 
     def finish(self) -> None:
         """Set the parameters' gradients to the sum over all micro-batches of all processes."""
+        # One subtree is left: batch_split.py refuses other numbers of processes.
         ((_, total),) = self._branches
         self._branches = []
         self._micro_batches = 0

@@ -115,8 +115,9 @@ def run_node(job: NodeJob) -> None:
 
 def _join_and_run(job: NodeJob, backend: str, join_state: JoinState) -> tuple[list[ExitReport], bool, str | None]:
     node = job.node
-    # Without a node_rank the master is not known yet: torch finds it.
-    if node.nodes > 1 and node.node_rank and not backend.startswith("etcd"):
+    # Node 0 is the master itself. Without a node_rank the master is not known yet: torch finds it.
+    is_another_node = node.node_rank is not None and node.node_rank > 0
+    if node.nodes > 1 and is_another_node and not backend.startswith("etcd"):
         host, port = rendezvous_address(node)
         wait_for_master(host, port, job.master_ready_timeout_sec)
     setup_network(node.master_addr)  # inherited by the workers

@@ -1,4 +1,8 @@
-"""Scores of a trained model on tasks, and of the baseline that it is compared with, on the same items."""
+"""Scores of a trained model on tasks, and of the baseline that it is compared with, on the same items.
+
+How items are scored: training/tasks/, where own_tasks.py reads files of the user's questions, and stock_tasks.py those
+of lm_eval.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field

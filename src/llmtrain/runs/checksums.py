@@ -1,5 +1,5 @@
-"""The checksums of a checkpoint: manifest.json, with the SHA-256 of every file and of itself. It makes a directory a
-checkpoint."""
+"""The checksums of a checkpoint: manifest.json, with the SHA-256 of every other file and of its own list of them. It
+makes a directory a checkpoint."""
 
 import hashlib
 import json

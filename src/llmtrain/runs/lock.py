@@ -114,8 +114,13 @@ class RunLock(Lock):
     def __enter__(self) -> "RunLock":
         deadline = time.monotonic() + self._wait_sec
         try:
-            while not self._take(None if self._supersede else self._wait_for_owner(deadline)):
-                pass  # another process has taken the lock meanwhile: check that one
+            is_taken = False
+            while not is_taken:
+                abandoned = None
+                if not self._supersede:
+                    abandoned = self._wait_for_owner(deadline)
+                # False if another process has taken the lock meanwhile: wait for that one.
+                is_taken = self._take(abandoned)
         except (OSError, Timeout) as problem:
             if is_full(problem):
                 raise
@@ -173,10 +178,10 @@ class RunLock(Lock):
                 self._unreadable_since = None
                 return state
 
-    def _take(self, stale: _LockState | None) -> bool:
-        """Write this process into the lock, unless it has changed since it was read."""
+    def _take(self, abandoned: _LockState | None) -> bool:
+        """Write this process into the lock, unless it is no longer `abandoned`; None: there was no lock."""
         with FileLock(self._path.with_name(".lock.guard"), timeout=5):  # makes comparing and writing atomic
-            if not self._supersede and self._read_retrying() != stale:
+            if not self._supersede and self._read_retrying() != abandoned:
                 return False
             write_json(self._path, {"token": self.token, **_identity()})
             return True

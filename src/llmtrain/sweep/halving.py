@@ -8,7 +8,8 @@ of them finished first, or on how many workers.
 from collections.abc import Mapping, Sequence
 
 Ranking = tuple[float, int]
-"""(rank, trial number): the lower is better; equal ranks are in the order of the trials."""
+"""(rank, trial number), where the rank is a score and not a place: the lower is better, and trials with equal ranks are
+in the order of their numbers."""
 WORST = float("inf")
 """The rank of a trial that diverged or failed."""
 
@@ -41,9 +42,9 @@ def kept_of(trials: int, eta: int) -> int:
 def promoted(ranks: Mapping[int, float], eta: int) -> list[int]:
     """The trials of a complete rung that train on, best first: one in eta, and at least one. A trial that diverged is
     never promoted."""
-    ranking: list[Ranking] = sorted((rank, number) for number, rank in ranks.items())
-    kept = kept_of(len(ranking), eta)
-    return [number for rank, number in ranking[:kept] if rank < WORST]
+    best_first: list[Ranking] = sorted((rank, number) for number, rank in ranks.items())
+    kept = kept_of(len(best_first), eta)
+    return [number for rank, number in best_first[:kept] if rank < WORST]
 
 
 def steps_of(bracket: Sequence[int], rungs: Sequence[int], eta: int) -> int:

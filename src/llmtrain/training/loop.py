@@ -323,7 +323,8 @@ class Trainer:
         self._finish_save(is_last_chance=False)
         if step == 0 or self._is_saved():
             return
-        with self._paused("saving"):  # has checked the losses: nothing after a NaN is saved
+        # Entering `_paused` reads the losses and raises if one is NaN, so that no weights after a NaN are saved.
+        with self._paused("saving"):
             self.context.lock.check()
             self.tracker.saved(step)
             self._saved_before = self.saved
@@ -374,7 +375,7 @@ class Trainer:
 
     @contextmanager
     def _paused(self, activity: Activity) -> Iterator[None]:
-        """Evaluation and saving do not count as training time."""
+        """Evaluation and saving do not count as training time. Raises TrainingFailed if a loss so far is NaN."""
         self.tracker.activity(activity)
         self._read_losses()  # waits for the GPU, so that its steps count as training time
         if self.state.step:

@@ -113,7 +113,7 @@ class Muon(torch.optim.Optimizer):
         parameters = group["params"]
         weights = [_local(parameter) for parameter in parameters]
         momenta = [_local(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
-        updates = []
+        updates = []  # the gradients, which become the updates in place
         for parameter in parameters:
             has_grad = parameter.grad is not None
             updates.append(_local(parameter.grad) if has_grad else torch.zeros_like(_local(parameter)))

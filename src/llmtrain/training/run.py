@@ -47,7 +47,6 @@ from llmtrain.training.components import Components, build_on_all_ranks
 from llmtrain.training.context import RunContext
 from llmtrain.training.eval_prompts import EvalPrompts
 from llmtrain.training.eval_tasks import EvalTasks
-from llmtrain.training.interruption import add_resume_hint, interrupted_status, prepare_interrupt
 from llmtrain.training.known_statistics import known_statistics
 from llmtrain.training.loop import Trainer
 from llmtrain.training.mixture import check_sources, with_recorded_weights
@@ -75,6 +74,7 @@ from llmtrain.training.resume import (
     recorded_threads,
     restore,
 )
+from llmtrain.training.resume_hint import add_resume_hint, interrupted_status, prepare_interrupt
 from llmtrain.training.schedule import max_steps_of, warn_if_short
 from llmtrain.training.shutdown import StopFlag
 from llmtrain.training.start_up import starting_up

@@ -34,7 +34,7 @@ LR_RATIO = {Group.ALL: 1.0, Group.MATRICES: 1.0, Group.EMBEDDINGS: 0.6, Group.VE
 
 
 def lr_at(step: int, config: TrainerSection) -> float:
-    """Learning rate of a step; the first step is 0."""
+    """Learning rate of a step. Steps are counted from 0."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     if config.schedule == "constant":

@@ -1,8 +1,9 @@
 """SIGTERM, Ctrl-C, and SIGHUP, which the end of a terminal sends.
 
 While a run is being set up there is nothing to save, so a signal ends it immediately. Once the loop runs, a signal only
-sets a flag, and the loop saves and exits at the next safe point. Either way the run ends as Interrupted. A second
-Ctrl-C ends the process at once, without saving.
+sets a flag, and the loop saves and exits at the next safe point: in loop.py, the ranks agree on it in
+`Trainer._exchange` and save in `_save_and_exit`. Either way the run ends as Interrupted. A second Ctrl-C ends the
+process at once, without saving.
 
 While ranks are joining, and during imports, the process exits inside the handler: torch calls back into Python there,
 and an exception would pass through C++ that aborts on it (exit code 134).

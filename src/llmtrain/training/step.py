@@ -1,4 +1,5 @@
-"""One optimizer step: forward and backward of its micro-batches, clipping, update."""
+"""One optimizer step: forward and backward of its micro-batches, clipping, update. How many micro-batches a step has
+(trainer.grad_accum_steps), and which rank computes which: distributed/batch_split.py."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext

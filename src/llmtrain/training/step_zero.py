@@ -7,7 +7,6 @@ from llmtrain.data.preferences.pair_batches import References
 from llmtrain.errors import CheckpointError, Interrupted
 from llmtrain.training.components import Components
 from llmtrain.training.context import RunContext
-from llmtrain.training.interruption import add_resume_hint
 from llmtrain.training.model_handle import ModelHandle
 from llmtrain.training.objectives.references import (
     ReferenceModel,
@@ -18,6 +17,7 @@ from llmtrain.training.objectives.references import (
     with_references,
 )
 from llmtrain.training.origin import load_weights, origin_of
+from llmtrain.training.resume_hint import add_resume_hint
 
 
 def prepare_references(context: RunContext, components: Components, model: ModelHandle) -> Components:

@@ -132,10 +132,10 @@ class Kind:
         return None
 
     def replicas(self, job: Object) -> int | None:
-        """Number of pods, where `kubectl scale` can change it."""
+        """Number of pods, where `kubectl scale` can change it; None elsewhere, as here."""
 
     def exit_in_event(self, message: str) -> PodExit | None:
-        """An exit that is known from an event only: the operator has deleted the pod."""
+        """An exit that is known from an event only, as the operator has deleted the pod; None here."""
 
     @staticmethod
     def llmtrain_code(code: int) -> int:

@@ -40,9 +40,9 @@ def merged_logs(
     tail: int | None = None,
     previous: bool = True,
 ) -> Iterator[LogLine]:
-    """Log lines of all pods, or of the pod that runs `rank`, in the order they were written. `previous`: include
-    replaced containers and pods. `tail`: only the last lines of each pod. If the pods are gone, the log files on the
-    runs volume are read."""
+    """Log lines of all pods, or of the pod that runs `rank`, in the order they were written; with `follow` as they
+    arrive. `previous`: include replaced containers and pods. `tail`: only the last lines of each pod. If the pods are
+    gone, the log files on the runs volume are read."""
     index = node_rank_of(run.record, rank)
     pods = run.pods_by_index
     if index is not None:

@@ -47,7 +47,7 @@ CAUSES = (
     Cause("killed", exits.killed),
     Cause("crash", exits.crash),
     Cause("master_unreachable", exits.master_unreachable),
-    Cause("rank_hung", exits.rank_hung),
+    Cause("rank_hung", exits.rank_hung),  # the others have given up waiting for it
     Cause("interrupted", exits.interrupted),
     Cause("peer_lost", exits.peer_lost),
     Cause("sidecar_failed", states.sidecar_failed),
@@ -57,7 +57,7 @@ CAUSES = (
     Cause("prefetching", states.prefetching, WAITING),
     Cause("pulling_image", states.pulling_image, WAITING),
     Cause("no_pods_made", states.no_pods_made, {RunState.PENDING}),
-    Cause("rank_hung", stall.rank_hung),
+    Cause("rank_hung", stall.rank_hung),  # the others still wait for it
     Cause("no_progress", stall.no_progress, {RunState.RUNNING}),
     Cause("starting", states.starting, WAITING),
     Cause("healthy", states.healthy, {RunState.RUNNING}),
