@@ -148,7 +148,9 @@ def measured_row(directory: Path, number: int) -> str:
     assert memory.peak is not None
     predicted = memory.peak / 1e9
     ratio = 100 * (predicted / measured - 1)
-    return f"| {what} | {measured} GB | {predicted:.1f} GB | {ratio:+.0f} % |"
+    difference = round(ratio)
+    shown = f"{difference:+}" if difference else "0"  # the sign of a difference that rounds to zero says nothing
+    return f"| {what} | {measured} GB | {predicted:.1f} GB | {shown} % |"
 
 
 def replaced(text: str, name: str, content: str) -> str:
