@@ -42,12 +42,13 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._problem: Exception | None = None
 
-    def save(self, request: CheckpointRequest) -> None:
-        """Save a checkpoint, or start to. Errors are raised by `finish`, which must be called before the next save."""
+    def save(self, request: CheckpointRequest, is_last: bool = False) -> None:
+        """Save a checkpoint, or start to. Errors are raised by `finish`, which must be called before the next save.
+        `is_last`: nothing is trained meanwhile, so it needs no copy."""
         started = time.perf_counter()
         world = self._world
         shards = [shard(name, tensors, world.rank, world.world_size) for name, tensors in request.tensors.items()]
-        if self._in_background:
+        if self._in_background and not is_last:
             shards = [self._copy(each) for each in shards]
             note = f", in the background ({time.perf_counter() - started:.2f} s to copy)"
             self._thread = threading.Thread(target=self._write, args=(request, shards, note), name="saver", daemon=True)

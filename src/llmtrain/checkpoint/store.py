@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -258,25 +259,38 @@ class _Written:
 
 def _write_shards(folder: Path, shards: list[Shard], step: int, control: ControlGroup) -> _Written:
     written = _Written({}, {})
-    for shard in shards:
-        name = file_name(shard.group, control.rank, control.size)
-        written.index[shard.group] = (name, shard.entries)
-        if shard.tensors:
-            try:
-                save_file(shard.tensors, folder / name)
-            except SafetensorError as problem:  # safetensors also raises this on ENOSPC
-                raise OSError(str(problem)) from None
-            use_default_mode(folder / name)
-            written.files[name] = checksum_entry(folder / name)
-        inject_fault("save_model_written", step)
+    # Syncing and hashing a file take longer than writing it, so the next one is written meanwhile.
+    with ThreadPoolExecutor() as pool:
+        entries: dict[str, Future[dict[str, Any]]] = {}
+        for shard in shards:
+            name = file_name(shard.group, control.rank, control.size)
+            written.index[shard.group] = (name, shard.entries)
+            if shard.tensors:
+                try:
+                    save_file(shard.tensors, folder / name)
+                except SafetensorError as problem:  # safetensors also raises this on ENOSPC
+                    raise OSError(str(problem)) from None
+                use_default_mode(folder / name)
+                entries[name] = pool.submit(checksum_entry, folder / name)
+            inject_fault("save_model_written", step)
+        for name, entry in entries.items():
+            written.files[name] = entry.result()
     return written
 
 
 def checksum_entry(path: Path) -> dict[str, Any]:
     """Size and SHA-256 of a file, once it is on disk."""
-    with path.open("rb") as file:  # safetensors does not sync what it writes
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        synced = pool.submit(_sync, path)  # waits for the disk, hashing for the CPU
+        digest = file_sha256(path)
+        synced.result()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def _sync(path: Path) -> None:
+    """safetensors does not sync what it writes."""
+    with path.open("rb") as file:
         os.fsync(file.fileno())
-    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
 def find_checkpoint(path: Path) -> Checkpoint:

@@ -329,7 +329,7 @@ class Trainer:
             self.tracker.saved(step)
             self._saved_before = self.saved
             self.saved = (step, self.state.evaluated_step)
-            self.saver.save(self._checkpoint_request())
+            self.saver.save(self._checkpoint_request(), is_last_chance)
             if is_last_chance or not self.config.async_save:
                 self._finish_save(is_last_chance)
 
