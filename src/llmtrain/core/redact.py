@@ -149,7 +149,7 @@ def _secret_inside(name: str, words: list[str]) -> str | None:
         before = words[position - 1] if position else ""
         behind = words[position + 1 :]
         # TOKEN_FILE is a property of a secret; the id of an AWS access key is a secret itself.
-        is_access_key_id = words[position - 1 :] == ["ACCESS", "KEY", "ID"]
+        is_access_key_id = [before, word, *behind] == ["ACCESS", "KEY", "ID"]
         is_property = any(other in _ABOUT for other in behind) and not is_access_key_id
         is_first_of_phrase = not before and bool(behind) and not name.isupper()  # token-level, but not TOKEN_READ
         is_text_token = word == "TOKEN" and (before in _PLAIN_TOKENS or is_first_of_phrase)

@@ -147,7 +147,8 @@ def _nodes(reader: EnvReader, per_node: int, distributed: DistributedSection) ->
     nodes = reader.find("nodes", parse_node_range)
     from_variable = reader.find("world_size", parse_count)
     world_size = from_variable or from_config("world_size", distributed.world_size)
-    # An operator that does not know how many processes `auto` or an option stand for counts one per pod.
+    # An operator that does not know how many processes `auto` or an option stand for counts one per pod. The source may
+    # also be an option or a default: no variable has such a name, so its text is empty.
     is_pod_count = not (reader.text(reader.sources["processes_per_node"]) or "1").isdecimal()
     is_pod_count |= "processes_per_node" in reader.options
     if nodes and from_variable and reader.is_valid("nodes", "processes_per_node"):

@@ -54,8 +54,8 @@ def estimate_memory(config: Config, model: FakeModel, target: Target, saves: int
     parts: dict[str, int] = {}
     try:
         trace = _trace_any_size(config, model, target)
-        has_gradients = not is_sharded(config, target)
-        activations = max(0, trace.peak_bytes - (model.trained_bytes if has_gradients else 0))
+        gradients_in_trace = 0 if is_sharded(config, target) else model.trained_bytes
+        activations = max(0, trace.peak_bytes - gradients_in_trace)
         parts = {name: size for name, size in trace.parts.items() if name != GRADIENTS}
     except LlmtrainError:
         raise

@@ -27,7 +27,7 @@ class TokenCounts:
     targets: int
     inputs: int
     """Tokens the model reads, without padding."""
-    items: int
+    loss_items: int
     """What the loss is averaged over: see Objective.items."""
 
 
@@ -68,13 +68,13 @@ class Stepper:
             is_last = index == len(batches) - 1
             with self._dropout(step, first_micro + index), parallel.micro_step(is_last):
                 sums = self.model.objective.sums(self.model, batch.to(self.world.device))
-                loss = sums.loss / counts.items
+                loss = sums.loss / counts.loss_items
                 if inject_fault("loss", step + 1) == "nan":
                     loss = loss * float("nan")
                 (loss * parallel.loss_scale).backward()  # type: ignore[no-untyped-call]
             parallel.after_backward()
             losses.append(loss.detach())
-            metrics.append(sums.metrics / counts.items)
+            metrics.append(sums.metrics / counts.loss_items)
         parallel.finish_gradients()
         without_gradient = parallel.without_gradient()
         parallel.share_buffers()
