@@ -299,6 +299,19 @@ def test_pairs_of_a_step_do_not_depend_on_its_micro_batches(load: Load, packed: 
     assert by_layout[0] == by_layout[1] == by_layout[2]
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_step_with_more_micro_batches_than_pairs(load: Load, packed: bool) -> None:
+    """The order of the samples takes memory for the pairs only."""
+    batches = PairBatches(samples_of(load, packed), 2, 10**12, seed=1)
+    assert batches.steps_in(1) == 1
+    first = batches[0]
+    last = batches[10**12 - 1]
+    assert first.pairs is not None
+    assert last.pairs is not None
+    assert first.pairs.total > 0
+    assert (last.pairs.total, last.target_count) == (0, 0)
+
+
 def test_references_follow_their_pairs(load: Load) -> None:
     samples = samples_of(load, packed=True)
     references = np.arange(24, dtype=np.float32).reshape(12, 2)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from multiprocessing import resource_tracker
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from llmtrain.core.targets import IGNORE_INDEX
 from llmtrain.errors import DataError
 
 _TRAINER_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+Indexes = npt.NDArray[np.int64]
+NO_SAMPLE = -1
+"""In an order: the place of a sample that does not exist."""
 
 
 class Pairs(NamedTuple):
@@ -175,6 +178,72 @@ class TrainBatches(Dataset[Batch], ABC):
         yield from batches
 
 
+class SplitSamples(Protocol):
+    """The samples of a split, by number."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, samples: Indexes, first_sample: int) -> Batch:
+        """A batch of these samples; NO_SAMPLE becomes sequences without loss."""
+
+    def shape(self, samples: Indexes) -> tuple[int, int]:
+        """(sequences, tokens) of a batch of these samples."""
+
+
+class EpochBatches(TrainBatches):
+    """Micro-batches of samples that an epoch visits once, in an order of its own: examples, and preference pairs.
+
+    An epoch is a whole number of steps. Its last step is filled up with samples without loss, so the samples of
+    micro-batch n depend only on n and the seed.
+    """
+
+    samples: SplitSamples
+
+    def __init__(self, micro_batch_size: int, micro_batches: int, seed: int) -> None:
+        super().__init__(micro_batch_size, micro_batches)
+        self.seed = seed
+        self._order: tuple[int, Indexes] | None = None  # (epoch, order) of the last epoch: a cache
+
+    @abstractmethod
+    def order_of(self, epoch: int) -> Indexes:
+        """All samples of an epoch in order, followed by NO_SAMPLE up to a whole number of micro-batches. The rest of
+        the last step, which may be large, has no samples either."""
+
+    @property
+    def steps_in_epoch(self) -> int:
+        return -(-len(self.samples) // (self.size * self.micro_batches))
+
+    def steps_in(self, epochs: int) -> int:
+        return epochs * self.steps_in_epoch
+
+    def epochs_after(self, step: int) -> int:
+        return step // self.steps_in_epoch
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.tokens / self.steps_in_epoch
+
+    def __getitem__(self, number: int) -> Batch:
+        return self.samples.batch(self._samples_of(number), number * self.size)
+
+    def first_shape(self) -> tuple[int, int]:
+        return self.samples.shape(self._samples_of(0))
+
+    def samples_of_step(self, step: int) -> Indexes:
+        """Steps count from 1."""
+        numbers = range((step - 1) * self.micro_batches, step * self.micro_batches)
+        return np.concatenate([self._samples_of(number) for number in numbers])
+
+    def _samples_of(self, number: int) -> Indexes:
+        epoch, index = divmod(number, self.steps_in_epoch * self.micro_batches)
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, self.order_of(epoch)
+        samples = self._order[1][index * self.size : (index + 1) * self.size]
+        if not len(samples):  # the rest of the last step
+            return np.full(self.size, NO_SAMPLE, dtype=np.int64)
+        return samples
+
+
 class EvalBatches(ABC):
     """The validation split in a fixed order; all batches have the same number of samples."""
 
@@ -218,7 +287,7 @@ class MicroBatchNumbers(Sequence[int]):
         return (self._first_step + step) * self._per_step + self._first + micro
 
 
-def evenly_spaced(batches: int, limit: int | None) -> npt.NDArray[np.int64]:
+def evenly_spaced(batches: int, limit: int | None) -> Indexes:
     """Indexes of the batches to evaluate: all, or at most `limit` evenly spaced ones."""
     if limit is None:
         return np.arange(batches)

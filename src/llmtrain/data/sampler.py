@@ -5,7 +5,7 @@ once, in an order of its own. The order is a keyed permutation computed on the f
 list: it needs no memory, so a corpus can have any size, and any position is available at once, so resuming is free.
 
 Other orders, with the same permutation: examples, which are sorted by length or packed, in
-data/examples/example_batches.py (_order_of); preference pairs in data/preferences/pair_batches.py; which source of a
+data/examples/example_batches.py (order_of); preference pairs in data/preferences/pair_batches.py; which source of a
 mixture a sample is from in data/mixture/schedule.py.
 """
 

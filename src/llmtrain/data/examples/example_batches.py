@@ -1,8 +1,6 @@
 """Batches of examples: several per sequence (packed), or one per sequence, padded to the longest.
 
-An epoch is a whole number of steps. Its last step is filled up with samples without loss, so every example occurs
-exactly once per epoch, and the examples of micro-batch n depend only on n and the seed. Their order is decided
-by ExampleBatches._order_of; that of windows of running text by data/sampler.py.
+Their order is decided by ExampleBatches.order_of; that of windows of running text by data/sampler.py.
 """
 
 from dataclasses import dataclass, field
@@ -12,8 +10,16 @@ import torch
 
 from llmtrain.core.seeds import derive_seed
 from llmtrain.core.targets import IGNORE_INDEX
-from llmtrain.data.batches import Batch, EvalBatches, TrainBatches, check_vocabulary, evenly_spaced
-from llmtrain.data.examples.selection import Indexes, Selection
+from llmtrain.data.batches import (
+    NO_SAMPLE,
+    Batch,
+    EpochBatches,
+    EvalBatches,
+    Indexes,
+    check_vocabulary,
+    evenly_spaced,
+)
+from llmtrain.data.examples.selection import Selection
 from llmtrain.data.sampler import permute
 from llmtrain.data.store.example_store import ExampleStore, SourceFile
 
@@ -21,7 +27,6 @@ SORT_POOL = 64
 """Micro-batches whose examples are sorted by length together: enough for little padding, few enough to mix well."""
 LENGTH_MULTIPLE = 16
 """Unpacked sequences are padded to a multiple: fast kernels, and few shapes to compile."""
-NO_SAMPLE = -1
 
 
 @dataclass(frozen=True)
@@ -142,55 +147,27 @@ class Samples:
         longest = int(self.selection.lengths[real].max()) if len(real) else 1
         return min(-(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, self.block_size)
 
+    def shape(self, samples: Indexes) -> tuple[int, int]:
+        """(sequences, tokens) of a batch of these samples."""
+        return len(samples), self.width(samples)
 
-class ExampleBatches(TrainBatches):
+
+class ExampleBatches(EpochBatches):
+    samples: Samples
+
     def __init__(self, samples: Samples, micro_batch_size: int, micro_batches: int, seed: int) -> None:
-        super().__init__(micro_batch_size, micro_batches)
+        super().__init__(micro_batch_size, micro_batches, seed)
         self.samples = samples
-        self.seed = seed
-        self._order: tuple[int, Indexes] | None = None  # (epoch, order) of the last epoch: a cache
-
-    @property
-    def steps_in_epoch(self) -> int:
-        return -(-len(self.samples) // (self.size * self.micro_batches))
-
-    def steps_in(self, epochs: int) -> int:
-        return epochs * self.steps_in_epoch
-
-    def epochs_after(self, step: int) -> int:
-        return step // self.steps_in_epoch
 
     @property
     def tokens(self) -> int:
         return int(self.samples.selection.lengths.sum())
 
-    @property
-    def tokens_per_step(self) -> float:
-        return self.tokens / self.steps_in_epoch
-
-    def __getitem__(self, number: int) -> Batch:
-        return self.samples.batch(self._samples_of(number), number * self.size)
-
-    def first_shape(self) -> tuple[int, int]:
-        return self.size, self.samples.width(self._samples_of(0))
-
     def describe_samples(self, step: int) -> str:
-        numbers = range((step - 1) * self.micro_batches, step * self.micro_batches)
-        examples = self.samples.examples(np.concatenate([self._samples_of(number) for number in numbers]))
+        examples = self.samples.examples(self.samples_of_step(step))
         return f"{super().describe_samples(step)} ({locations(self.samples.store, examples)})"
 
-    def _samples_of(self, number: int) -> Indexes:
-        epoch, index = divmod(number, self.steps_in_epoch * self.micro_batches)
-        if self._order is None or self._order[0] != epoch:
-            self._order = epoch, self._order_of(epoch)
-        samples = self._order[1][index * self.size : (index + 1) * self.size]
-        if not len(samples):  # the rest of the last step
-            return np.full(self.size, NO_SAMPLE, dtype=np.int64)
-        return samples
-
-    def _order_of(self, epoch: int) -> Indexes:
-        """All samples of an epoch in order, followed by NO_SAMPLE up to a whole number of micro-batches. The rest of
-        the last step, which may be large, has no samples either. The order of windows of text is in data/sampler.py."""
+    def order_of(self, epoch: int) -> Indexes:
         count = len(self.samples)
         order = permute(np.arange(count), count, derive_seed(self.seed, "rows", epoch))
         real = -(-count // self.size)  # micro-batches with examples
@@ -230,7 +207,7 @@ class ExampleEvalBatches(EvalBatches):
 
     def largest_shape(self) -> tuple[int, int]:
         """The last one: the examples are sorted by length, or packed."""
-        return self.size, self.samples.width(self._samples_of(-1))
+        return self.samples.shape(self._samples_of(-1))
 
     def _samples_of(self, index: int) -> Indexes:
         first = int(self._chosen[index]) * self.size

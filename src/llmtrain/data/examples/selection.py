@@ -7,11 +7,11 @@ import numpy.typing as npt
 
 from llmtrain.config.data import ExampleBatchesSection
 from llmtrain.core.logs import warn_once
+from llmtrain.data.batches import Indexes
 from llmtrain.data.store.example_store import ExampleStore
 from llmtrain.errors import DataError
 
 EXAMPLES_AT_ONCE = 1 << 16
-Indexes = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 

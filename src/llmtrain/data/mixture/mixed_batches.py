@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llmtrain.config.mixture import MixtureSection
-from llmtrain.data.batches import Batch, EvalBatches, EvalGroup, SourceProgress, TrainBatches
-from llmtrain.data.examples.selection import Indexes
+from llmtrain.data.batches import Batch, EvalBatches, EvalGroup, Indexes, SourceProgress, TrainBatches
 from llmtrain.data.mixture.sample_sets import Part, SampleSet
 from llmtrain.data.mixture.schedule import MixtureSchedule, Stage
 from llmtrain.errors import UsageError

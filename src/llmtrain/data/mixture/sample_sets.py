@@ -19,9 +19,8 @@ from torch.nn.functional import pad
 
 from llmtrain.core.seeds import derive_seed
 from llmtrain.core.targets import IGNORE_INDEX
-from llmtrain.data.batches import Batch, Pairs
+from llmtrain.data.batches import Batch, Indexes, Pairs
 from llmtrain.data.examples.example_batches import Samples, locations
-from llmtrain.data.examples.selection import Indexes
 from llmtrain.data.preferences.pair_batches import PairSamples, References
 from llmtrain.data.sampler import WindowSampler, permute
 from llmtrain.data.store.token_store import TokenStore

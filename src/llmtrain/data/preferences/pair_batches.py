@@ -14,9 +14,18 @@ import torch
 from llmtrain.config.data import PreferenceJsonlSection
 from llmtrain.core.seeds import derive_seed
 from llmtrain.core.targets import IGNORE_INDEX
-from llmtrain.data.batches import Batch, EvalBatches, Pairs, TrainBatches, check_vocabulary, evenly_spaced
-from llmtrain.data.examples.example_batches import LENGTH_MULTIPLE, NO_SAMPLE, Bins, locations, one_per_bin, pack
-from llmtrain.data.examples.selection import Indexes, count_targets, warn_count
+from llmtrain.data.batches import (
+    NO_SAMPLE,
+    Batch,
+    EpochBatches,
+    EvalBatches,
+    Indexes,
+    Pairs,
+    check_vocabulary,
+    evenly_spaced,
+)
+from llmtrain.data.examples.example_batches import LENGTH_MULTIPLE, Bins, locations, one_per_bin, pack
+from llmtrain.data.examples.selection import count_targets, warn_count
 from llmtrain.data.preferences.pair_store import PairStore
 from llmtrain.data.sampler import permute
 from llmtrain.errors import DataError, UsageError
@@ -167,12 +176,12 @@ class PairSamples:
         return len(samples) * (1 if self.packed else 2), self.width(samples)
 
 
-class PairBatches(TrainBatches):
+class PairBatches(EpochBatches):
+    samples: PairSamples
+
     def __init__(self, samples: PairSamples, micro_batch_size: int, micro_batches: int, seed: int) -> None:
-        super().__init__(micro_batch_size, micro_batches)
+        super().__init__(micro_batch_size, micro_batches, seed)
         self.samples = samples
-        self.seed = seed
-        self._order: tuple[int, Indexes] | None = None  # (epoch, order) of the last epoch: a cache
 
     def with_references(self, references: References) -> "PairBatches":
         """The same batches with the log-probabilities of the model at step 0."""
@@ -180,47 +189,19 @@ class PairBatches(TrainBatches):
         return PairBatches(samples, self.size, self.micro_batches, self.seed)
 
     @property
-    def steps_in_epoch(self) -> int:
-        return -(-len(self.samples) // (self.size * self.micro_batches))
-
-    def steps_in(self, epochs: int) -> int:
-        return epochs * self.steps_in_epoch
-
-    def epochs_after(self, step: int) -> int:
-        return step // self.steps_in_epoch
-
-    @property
     def tokens(self) -> int:
         return int(self.samples.positions.sum())
 
-    @property
-    def tokens_per_step(self) -> float:
-        return self.tokens / self.steps_in_epoch
-
-    def __getitem__(self, number: int) -> Batch:
-        return self.samples.batch(self._samples_of(number), number * self.size)
-
-    def first_shape(self) -> tuple[int, int]:
-        return self.samples.shape(self._samples_of(0))
-
     def describe_samples(self, step: int) -> str:
-        numbers = range((step - 1) * self.micro_batches, step * self.micro_batches)
-        pairs = self.samples.pairs_of(np.concatenate([self._samples_of(number) for number in numbers]))
+        pairs = self.samples.pairs_of(self.samples_of_step(step))
         places = locations(self.samples.store.answers, [2 * pair for pair in pairs])
         return f"{super().describe_samples(step)} ({places})"
 
-    def _samples_of(self, number: int) -> Indexes:
-        epoch, index = divmod(number, self.steps_in_epoch * self.micro_batches)
-        if self._order is None or self._order[0] != epoch:
-            self._order = epoch, self._order_of(epoch)
-        return self._order[1][index * self.size : (index + 1) * self.size]
-
-    def _order_of(self, epoch: int) -> Indexes:
-        """All samples of an epoch in order, followed by NO_SAMPLE up to a whole number of steps. Unpacked samples are
-        sorted by length within a step, so that its micro-batches need little padding."""
+    def order_of(self, epoch: int) -> Indexes:
+        """Unpacked samples are sorted by length within a step, so that its micro-batches need little padding."""
         count = len(self.samples)
         per_step = self.size * self.micro_batches
-        filled = np.full(self.steps_in_epoch * per_step, NO_SAMPLE, dtype=np.int64)
+        filled = np.full(-(-count // self.size) * self.size, NO_SAMPLE, dtype=np.int64)
         filled[:count] = permute(np.arange(count), count, derive_seed(self.seed, "rows", epoch))
         if self.samples.packed:
             return filled
