@@ -3,6 +3,8 @@
 import contextlib
 import errno
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -98,6 +100,73 @@ def test_background_save_is_not_affected_by_later_steps(tmp_path: Path) -> None:
     saver.finish()
     assert torch.equal(store.at(1).tensors("model")["weight"], expected)
     assert torch.equal(store.at(1).tensors("optimizer")["state.weight.exp_avg"], averages)
+
+
+def test_last_save_needs_no_copy_unless_there_are_buffers(tmp_path: Path) -> None:
+    store = GatedStore(tmp_path)
+    module, optimizer = model()
+    first = saver_of(store, in_background=True)
+    first.save(request(1, module, optimizer, STATE), is_last=True)
+    first.finish()
+    assert first._copies == {}
+    assert store.threads == ["MainThread"]
+    second = saver_of(store, in_background=True)
+    for step in (2, 3):
+        second.save(request(step, module, optimizer, STATE), is_last=step == 3)
+        second.finish()
+    assert store.threads[1:] == ["saver", "saver"]
+    assert torch.equal(store.at(2).tensors("model")["weight"], store.at(3).tensors("model")["weight"])
+
+
+SAVE_IN_A_THREAD = """
+import sys, threading, time
+from pathlib import Path
+import torch
+from llmtrain.checkpoint.shards import shard
+from llmtrain.checkpoint.store import CheckpointRequest, CheckpointStore
+from llmtrain.distributed.world import World
+from llmtrain.runs.lock import NullLock
+
+store = CheckpointStore(Path(sys.argv[1]))
+tensors = {"model": {"weight": torch.ones(3)}, "optimizer": {"average": torch.ones(3)}}
+
+def save():
+    threading.main_thread().join()
+    shards = [shard(name, each, 0, 1) for name, each in tensors.items()]
+    store.save(CheckpointRequest(1, tensors, {}), shards, NullLock("me"), World().saving)
+
+threading.Thread(target=save).start()
+"""
+
+EXIT_WHILE_SYNCING = """
+import os, sys, threading, time
+from pathlib import Path
+from llmtrain.checkpoint import store
+
+path = Path(sys.argv[1]) / "file"
+path.write_bytes(b"1")
+is_syncing = threading.Event()
+
+def never(_):
+    is_syncing.set()
+    time.sleep(3600)
+
+os.fsync = never
+threading.Thread(target=store.checksum_entry, args=[path], daemon=True).start()
+is_syncing.wait()
+sys.exit(65)
+"""
+
+
+def test_training_thread_saves_after_the_main_thread_has_ended(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", SAVE_IN_A_THREAD, str(tmp_path)], check=False, timeout=limit(60))
+    assert done.returncode == 0
+    assert torch.equal(CheckpointStore(tmp_path).at(1).tensors("optimizer")["average"], torch.ones(3))
+
+
+def test_exit_does_not_wait_for_storage_that_hangs(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", EXIT_WHILE_SYNCING, str(tmp_path)], check=False, timeout=limit(60))
+    assert done.returncode == 65
 
 
 def test_background_save_reuses_its_buffers(tmp_path: Path) -> None:

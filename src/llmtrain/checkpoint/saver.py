@@ -44,11 +44,11 @@ class Saver:
 
     def save(self, request: CheckpointRequest, is_last: bool = False) -> None:
         """Save a checkpoint, or start to. Errors are raised by `finish`, which must be called before the next save.
-        `is_last`: nothing is trained meanwhile, so it needs no copy."""
+        `is_last`: nothing is trained meanwhile, so it allocates no memory for a copy."""
         started = time.perf_counter()
         world = self._world
         shards = [shard(name, tensors, world.rank, world.world_size) for name, tensors in request.tensors.items()]
-        if self._in_background and not is_last:
+        if self._in_background and (self._copies or not is_last):
             shards = [self._copy(each) for each in shards]
             note = f", in the background ({time.perf_counter() - started:.2f} s to copy)"
             self._thread = threading.Thread(target=self._write, args=(request, shards, note), name="saver", daemon=True)

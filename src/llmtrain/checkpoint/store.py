@@ -9,12 +9,14 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -41,6 +43,7 @@ from llmtrain.models.base import WriteInto
 from llmtrain.runs.checksums import CHECKSUMS, POINTERS, checksums_text, step_of
 from llmtrain.runs.lock import Lock
 
+T = TypeVar("T")
 REMOVED = "removed.jsonl"
 """File in checkpoints/: which checkpoints trainer.keep_checkpoints has removed, and when."""
 
@@ -259,32 +262,46 @@ class _Written:
 
 def _write_shards(folder: Path, shards: list[Shard], step: int, control: ControlGroup) -> _Written:
     written = _Written({}, {})
-    # Syncing and hashing a file take longer than writing it, so the next one is written meanwhile.
-    with ThreadPoolExecutor() as pool:
-        entries: dict[str, Future[dict[str, Any]]] = {}
-        for shard in shards:
-            name = file_name(shard.group, control.rank, control.size)
-            written.index[shard.group] = (name, shard.entries)
-            if shard.tensors:
-                try:
-                    save_file(shard.tensors, folder / name)
-                except SafetensorError as problem:  # safetensors also raises this on ENOSPC
-                    raise OSError(str(problem)) from None
-                use_default_mode(folder / name)
-                entries[name] = pool.submit(checksum_entry, folder / name)
-            inject_fault("save_model_written", step)
-        for name, entry in entries.items():
-            written.files[name] = entry.result()
+    entries: dict[str, Future[dict[str, Any]]] = {}
+    for shard in shards:
+        name = file_name(shard.group, control.rank, control.size)
+        written.index[shard.group] = (name, shard.entries)
+        if shard.tensors:
+            try:
+                save_file(shard.tensors, folder / name)
+            except SafetensorError as problem:  # safetensors also raises this on ENOSPC
+                wait(entries.values())
+                raise OSError(str(problem)) from None
+            use_default_mode(folder / name)
+            # Syncing and hashing a file take longer than writing it, so the next one is written meanwhile.
+            entries[name] = _in_thread(checksum_entry, folder / name)
+        inject_fault("save_model_written", step)
+    for name, entry in entries.items():
+        written.files[name] = entry.result()
     return written
 
 
 def checksum_entry(path: Path) -> dict[str, Any]:
     """Size and SHA-256 of a file, once it is on disk."""
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        synced = pool.submit(_sync, path)  # waits for the disk, hashing for the CPU
-        digest = file_sha256(path)
-        synced.result()
+    synced = _in_thread(_sync, path)  # waits for the disk, hashing for the CPU
+    digest = file_sha256(path)
+    synced.result()
     return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def _in_thread(function: Callable[[Path], T], path: Path) -> "Future[T]":
+    """Call it in a daemon thread. An executor would wait for its threads when the process exits, also for storage that
+    hangs, and takes no work once the main thread has ended, which may be before a training in another thread."""
+    future: Future[T] = Future()
+
+    def call() -> None:
+        try:
+            future.set_result(function(path))
+        except BaseException as problem:
+            future.set_exception(problem)
+
+    threading.Thread(target=call, name=f"saver of {path.name}", daemon=True).start()
+    return future
 
 
 def _sync(path: Path) -> None:

@@ -179,7 +179,8 @@ class RunLock(Lock):
                 return state
 
     def _take(self, abandoned: _LockState | None) -> bool:
-        """Write this process into the lock, unless it is no longer `abandoned`; None: there was no lock."""
+        """Write this process into the lock, unless it is no longer `abandoned` (None: there was no lock). A lock that
+        is superseded is not compared."""
         with FileLock(self._path.with_name(".lock.guard"), timeout=5):  # makes comparing and writing atomic
             if not self._supersede and self._read_retrying() != abandoned:
                 return False
