@@ -350,6 +350,8 @@ def _help_hint(error: Any) -> str:
 
 
 def _report(error: LlmtrainError, arguments: list[str]) -> int:
+    from llmtrain.core.redact import redact, redact_values
+
     write_exit_report(error)
     if os.environ.get(WORKER) == "1":
         return error.exit_code  # the parent prints one error for all workers
@@ -357,12 +359,13 @@ def _report(error: LlmtrainError, arguments: list[str]) -> int:
     is_other_rank = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
     if "--json" in arguments and not is_other_rank:
         with suppress(OSError):
-            print(json.dumps(error.as_dict()))  # on one line, as `logs --json` prints one object per line
+            values = redact_values(error.as_dict())
+            print(json.dumps(values))  # on one line, as `logs --json` prints one object per line
     with suppress(OSError):  # a log on a full disk must not change the exit code
         if isinstance(error, Interrupted):
             say(_interrupted_line(error), sys.stderr)
         else:
-            say(f"error: {error}", sys.stderr, {"error:": "red"})
+            say(redact(f"error: {error}"), sys.stderr, {"error:": "red"})
     return error.exit_code
 
 

@@ -163,7 +163,9 @@ def plugin_errors(kind: type[Any], what: str, error: type[LlmtrainError] = Usage
     except BaseException as problem:
         if not is_plugin_class(kind):
             raise
-        log("TRAIN", "".join(traceback.format_exception(problem)).rstrip(), logging.DEBUG)
+        from llmtrain.core.redact import redact
+
+        log("TRAIN", redact("".join(traceback.format_exception(problem)).rstrip()), logging.DEBUG)
         raise error(f"{class_name(kind)}: {what} failed at {_place(problem)}: {_last_line(problem)}") from None
 
 

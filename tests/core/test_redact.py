@@ -2,11 +2,14 @@ import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llmtrain.config.load import dump_config, load_config
+from llmtrain.config.logging import LoggingSection
 from llmtrain.config.schema import Config
+from llmtrain.core.logs import close_logging, setup_logging, warn
 from llmtrain.core.redact import (
     ENVIRONMENT_ALLOWED,
     allowed_environment,
@@ -446,3 +449,23 @@ def test_redacted_config_still_loads(
 def test_text_without_secret_is_unchanged() -> None:
     text = dump_config(Config())
     assert redact(text) == text
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_error_of_a_command_is_redacted(cli: Callable[..., Any], as_json: bool) -> None:
+    missing = "https://me:CanaryPassword@127.0.0.1/train.txt"
+    words = ["--set", "data.name=text_files", "--set", f"data.files=[{missing!r}]"]
+    done = cli("train", "--config", "gpt_smoke", *words, *(["--json"] if as_json else []))
+    assert done.code in (64, 65)
+    assert "***@127.0.0.1" in done.err
+    assert "Canary" not in done.out + done.err
+
+
+def test_colored_token_in_a_warning_is_redacted(tmp_path: Path) -> None:
+    """A color would hide where the token begins."""
+    setup_logging(LoggingSection(), tmp_path / "log")
+    try:
+        warn("TRAIN", f"refused \x1b[31m{'hf_' + 'A1b2' * 5}\x1b[0m")
+    finally:
+        close_logging()
+    assert "refused ***" in (tmp_path / "log").read_text()

@@ -12,7 +12,7 @@ import typer
 
 from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption
 from llmtrain.core.arguments import MINIMUM, ClusterPlace, Sampling, Source
-from llmtrain.core.redact import redact_words
+from llmtrain.core.redact import redact, redact_words
 from llmtrain.core.terminal import Color, discard, say
 from llmtrain.errors import UsageError
 
@@ -225,7 +225,7 @@ def given_options(ctx: typer.Context) -> list[str]:
 
 
 def print_warning(text: str) -> None:
-    say(f"warning: {text}", sys.stderr, {"warning:": "yellow"})
+    say(redact(f"warning: {text}"), sys.stderr, {"warning:": "yellow"})
 
 
 def show(as_json: bool, value: dict[str, Any], text: str, colors: Mapping[str, Color] | None = None) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from llmtrain.core.env import DEBUG
-from llmtrain.core.redact import redact
 from llmtrain.core.terminal import color, fit_line, has_color, printable, stream_width
 
 logger = logging.getLogger("llmtrain")
@@ -49,9 +48,12 @@ def log(
 ) -> None:
     """Log one line `[TAG] text`; `fields` are added to JSON output. The text may quote a file: see printable.
     `good_news`: the end of the text, which is green in a terminal."""
+    text = printable(text)
     if level >= logging.WARNING:  # may quote the error of a library, which has the URL it could not reach
+        from llmtrain.core.redact import redact  # compiling its patterns takes longer than `llmtrain --help` may
+
         text = redact(text)
-    logger.log(level, printable(text), extra={"tag": tag, "fields": fields or {}, "good_news": good_news})
+    logger.log(level, text, extra={"tag": tag, "fields": fields or {}, "good_news": good_news})
 
 
 def log_on_every_rank(tag: str, text: str) -> None:

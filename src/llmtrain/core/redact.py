@@ -221,7 +221,8 @@ def redact(text: str) -> str:
 def _redact(text: str, names: list[str]) -> str:
     """Like redact; the names of removed secrets are added to `names`."""
     # Values of variables first, the longest first: a part of one could not be found later.
-    for name, value in sorted(os.environ.items(), key=lambda item: -len(item[1])):
+    variables = [(name, os.environ.get(name, "")) for name in os.environ]  # not items(): other threads may remove some
+    for name, value in sorted(variables, key=lambda item: -len(item[1])):
         if len(value) >= SHORTEST_VALUE and value in text and is_secret_name(name):
             text = text.replace(value, "***")
             names.append(f"the value of ${name}")
