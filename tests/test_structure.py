@@ -106,6 +106,14 @@ def test_packages_name_files_that_exist(repo: Path) -> None:
     assert {package: names for package, names in unknown.items() if names} == {}
 
 
+def test_packages_name_the_packages_in_them(repo: Path) -> None:
+    for path in sources(repo):
+        parent = path.parent.parent
+        if path.name == "__init__.py" and parent.name not in ("src", "llmtrain"):
+            text = ast.get_docstring(ast.parse((parent / "__init__.py").read_text(encoding="utf-8"))) or ""
+            assert f"{path.parent.name}/" in text, f"{parent.name}/__init__.py does not name {path.parent.name}/"
+
+
 def test_exit_codes_are_named(repo: Path) -> None:
     """errors.ExitCode has the numbers."""
     bare = []

@@ -1,9 +1,9 @@
 """Processes and nodes: who takes part in a run, how they find each other, and how they end.
 
 In reading order:
-Ranks, without torch: platform_env.py reads the variables that platforms set, machine_limits.py GPUs, cores and memory;
-process_info.py and node_info.py derive rank and world size of a process and of a node. batch_split.py: how many
-micro-batches a step has, and which of them a rank computes.
+Ranks, without torch: process_info.py and node_info.py decide rank and world size of a process and of a node, from the
+variables of platforms that platform_env.py names and parses, and from GPUs, cores and memory (machine_limits.py).
+batch_split.py: how many micro-batches a step has, and which of them a rank computes.
 One node: node.py supervises it (`llmtrain node`); workers.py starts its processes with torch's elastic agent, which is
 agent.py, and worker_exit.py merges their exits; single_process.py needs no agent; platform_codes.py translates exit
 codes. nested_launcher.py refuses a launcher in the user's command, found by launchers.py, shell_command.py and

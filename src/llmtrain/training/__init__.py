@@ -3,7 +3,8 @@
 Start with run.py, which assembles a run in the order in which it happens: components.py (data and model), ownership.py
 (run directory, lock, generation), resume.py and origin.py (where it starts: a checkpoint, or `--from` another run),
 model_handle.py, and optimizer.py (muon.py and newton_schulz.py are ours). Then loop.py, step.py, schedule.py and
-evaluate.py: what a run does in every step. How many micro-batches a step has: distributed/batch_split.py.
+evaluate.py: what a run does in every step. What it minimizes: objectives/ (next token, DPO and others). How many
+micro-batches a step has: distributed/batch_split.py.
 
 How it ends: result.py; shutdown.py (SIGTERM and Ctrl-C), resume_hint.py (what it then tells the user), watchdog.py
 (heartbeats, ranks that hang), memory_errors.py and storage_errors.py. predicted.py records what it is predicted to
