@@ -287,6 +287,13 @@ class MicroBatchNumbers(Sequence[int]):
         return (self._first_step + step) * self._per_step + self._first + micro
 
 
+def whole_batches(samples: Indexes, size: int) -> Indexes:
+    """The samples, followed by NO_SAMPLE up to a whole number of batches of this size."""
+    filled = np.full(-(-len(samples) // size) * size, NO_SAMPLE, dtype=np.int64)
+    filled[: len(samples)] = samples
+    return filled
+
+
 def evenly_spaced(batches: int, limit: int | None) -> Indexes:
     """Indexes of the batches to evaluate: all, or at most `limit` evenly spaced ones."""
     if limit is None:

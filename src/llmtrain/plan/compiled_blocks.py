@@ -162,7 +162,7 @@ def _trace(
 
 
 def _copies(tensors: Sequence[Tensor], needs_grad: Sequence[bool]) -> list[Tensor]:
-    """Tensors of the same layout in memory of their own; those that share memory still do.
+    """Tensors of the same layout in memory of their own; those of one data type that share memory still do.
 
     AOTAutograd leaves its graphs in reference cycles. With the tensors of the caller in them, the memory of the caller
     would seem to be in use until Python's garbage collector runs, which it does at any time.

@@ -18,6 +18,7 @@ from llmtrain.data.batches import (
     Indexes,
     check_vocabulary,
     evenly_spaced,
+    whole_batches,
 )
 from llmtrain.data.examples.selection import Selection
 from llmtrain.data.sampler import permute
@@ -170,9 +171,7 @@ class ExampleBatches(EpochBatches):
     def order_of(self, epoch: int) -> Indexes:
         count = len(self.samples)
         order = permute(np.arange(count), count, derive_seed(self.seed, "rows", epoch))
-        real = -(-count // self.size)  # micro-batches with examples
-        filled = np.full(real * self.size, NO_SAMPLE, dtype=np.int64)
-        filled[:count] = order
+        filled = whole_batches(order, self.size)
         if self.samples.packed:
             return filled
         pool = SORT_POOL * self.size
@@ -181,6 +180,7 @@ class ExampleBatches(EpochBatches):
             part = order[first : first + pool]
             filled[first : first + len(part)] = part[np.argsort(lengths[part], kind="stable")]
         # Shuffle only micro-batches with examples: the empty ones stay in the last step.
+        real = len(filled) // self.size
         shuffled = permute(np.arange(real), real, derive_seed(self.seed, "micro-batches", epoch))
         return filled.reshape(-1, self.size)[shuffled].reshape(-1)
 
@@ -191,13 +191,11 @@ class ExampleEvalBatches(EvalBatches):
     def __init__(self, samples: Samples, micro_batch_size: int, limit: int | None = None) -> None:
         self.samples = samples
         self.size = micro_batch_size
-        count = len(samples)
-        batches = -(-count // micro_batch_size)
-        self._order = np.full(batches * micro_batch_size, NO_SAMPLE, dtype=np.int64)
-        self._order[:count] = np.arange(count)
+        order = np.arange(len(samples))
         if not samples.packed:
-            self._order[:count] = np.argsort(samples.selection.lengths, kind="stable")
-        self._chosen = evenly_spaced(batches, limit)
+            order = np.argsort(samples.selection.lengths, kind="stable")
+        self._order = whole_batches(order, micro_batch_size)
+        self._chosen = evenly_spaced(len(self._order) // micro_batch_size, limit)
 
     def __len__(self) -> int:
         return len(self._chosen)

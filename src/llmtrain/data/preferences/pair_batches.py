@@ -23,6 +23,7 @@ from llmtrain.data.batches import (
     Pairs,
     check_vocabulary,
     evenly_spaced,
+    whole_batches,
 )
 from llmtrain.data.examples.example_batches import LENGTH_MULTIPLE, Bins, locations, one_per_bin, pack
 from llmtrain.data.examples.selection import count_targets, warn_count
@@ -201,8 +202,7 @@ class PairBatches(EpochBatches):
         """Unpacked samples are sorted by length within a step, so that its micro-batches need little padding."""
         count = len(self.samples)
         per_step = self.size * self.micro_batches
-        filled = np.full(-(-count // self.size) * self.size, NO_SAMPLE, dtype=np.int64)
-        filled[:count] = permute(np.arange(count), count, derive_seed(self.seed, "rows", epoch))
+        filled = whole_batches(permute(np.arange(count), count, derive_seed(self.seed, "rows", epoch)), self.size)
         if self.samples.packed:
             return filled
         longest = self.samples.longest
@@ -220,11 +220,11 @@ class PairEvalBatches(EvalBatches):
         self.samples = samples
         self.size = micro_batch_size
         self.limit = limit
-        count = len(samples)
-        batches = -(-count // micro_batch_size)
-        self._order = np.full(batches * micro_batch_size, NO_SAMPLE, dtype=np.int64)
-        self._order[:count] = np.arange(count) if samples.packed else np.argsort(samples.longest, kind="stable")
-        self._chosen = evenly_spaced(batches, limit)
+        order = np.arange(len(samples))
+        if not samples.packed:
+            order = np.argsort(samples.longest, kind="stable")
+        self._order = whole_batches(order, micro_batch_size)
+        self._chosen = evenly_spaced(len(self._order) // micro_batch_size, limit)
 
     def with_references(self, references: References) -> "PairEvalBatches":
         """The same batches with the log-probabilities of the model at step 0."""
